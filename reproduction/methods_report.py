@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rattle.evaluation.samples import Difference, Sample, difference, interval_of
+from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.recipes.catalog import get_recipe
-from rattle.stats import holm, summarise
+from rattle.stats import holm
 from reproduction.cifar10_report import ACCURACIES, TITLES, Runs, sample_of
 from reproduction.methods_study import NAMES
 
@@ -47,12 +47,11 @@ def missing(runs: Runs, seeds: Sequence[int] = SEEDS) -> str:
 
 def cell(sample: Sample) -> str:
     """A mean with its interval, in %."""
-    interval = interval_of(sample)
-    return f"{100 * summarise(sample.accuracies).mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return sample.interval.around(sample.summary.mean)
 
 
 def strongest_first(runs: Runs) -> list[str]:
-    return sorted(runs, key=lambda m: -summarise(sample_of(runs[m], "last", "autoattack").accuracies).mean)
+    return sorted(runs, key=lambda m: -sample_of(runs[m], "last", "autoattack").summary.mean)
 
 
 def gaps_to_base(runs: Runs) -> dict[tuple[str, str], Difference]:
@@ -106,14 +105,14 @@ def picture(runs: Runs, path: Path) -> None:
     figure = Figure(figsize=(10, 0.26 * len(methods) + 1), layout="constrained")
     panels = dict(zip(("autoattack", "clean"), figure.subplots(1, 2, sharey=True), strict=True))
     for column, axes in panels.items():
-        base = 100 * summarise(sample_of(runs[BASE], "last", column).accuracies).mean if BASE in runs else math.nan
+        base = 100 * sample_of(runs[BASE], "last", column).summary.mean if BASE in runs else math.nan
         axes.axvline(base, color="0.6", lw=0.8, ls="--")
         for place, method in enumerate(methods):
             sample = sample_of(runs[method], "last", column)
-            interval = interval_of(sample)
+            interval = sample.interval
             axes.plot([100 * interval.low, 100 * interval.high], [place, place], color="C0", lw=2.5, alpha=0.3)
             axes.plot([100 * share for share in sample.accuracies], [place] * len(sample.seeds), ".", color="C0", ms=4)
-            axes.plot(100 * summarise(sample.accuracies).mean, place, "|", color="C3", ms=10, mew=2)
+            axes.plot(100 * sample.summary.mean, place, "|", color="C3", ms=10, mew=2)
         shares = [100 * share for m in methods for share in sample_of(runs[m], "last", column).accuracies]
         axes.set(xlim=(max(0, min(shares) - 2), max(shares) + 3), ylim=(-0.7, len(methods) - 0.3))
         axes.set(xlabel=f"{TITLES[column]}, %", yticks=range(len(methods)), yticklabels=map(label, methods))

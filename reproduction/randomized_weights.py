@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def weigh(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for name, changes in VARIANTS.items():
         if "taylor" in changes:
             row = term_rows(model, recipe_of(name, recipe.seed, str(options.data)), parts, recipe.seed)[-1]
-            found[name] = {"n": len(parts) * BATCH, **asdict(row)}
+            found[name] = {"n": len(parts) * BATCH, **row}
             print(name, found[name], flush=True)
     return found
 

@@ -22,6 +22,7 @@ import torch
 
 from rattle.analysis.frontier import Curve, Frontier, Point
 from rattle.errors import RattleError
+from rattle.evaluation.samples import Sample
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
@@ -121,8 +122,10 @@ def frontier() -> Frontier:
             for attack in ATTACKS:
                 n = AUTOATTACK_IMAGES if attack == "autoattack" else TEST_IMAGES
                 each = [flags[variant, value][seed] for seed in seeds]
-                clean[attack] = np.stack([unpacked(found["clean"], TEST_IMAGES)[:n] for found in each])
-                robust[attack] = np.stack([unpacked(found[attack], n) for found in each])
+                before = tuple(tuple(unpacked(found["clean"], TEST_IMAGES)[:n].tolist()) for found in each)
+                after = tuple(tuple(unpacked(found[attack], n).tolist()) for found in each)
+                clean[attack] = Sample(seeds=tuple(seeds), flags=before)
+                robust[attack] = Sample(seeds=tuple(seeds), flags=after)
             points.append(Point(value=value, clean=clean, robust=robust))
         curves.append(Curve(method=title, setting="1/lambda", points=tuple(points)))
     return Frontier(curves=tuple(curves), threat="linf 8/255")

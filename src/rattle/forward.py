@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.losses import logits_in
-from rattle.weights import Delta, Noise, eval_mode, frozen_bn_stats
+from rattle.weights import Delta, Noise, Tensors, eval_mode, frozen_bn_stats
 
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x')
 
@@ -54,8 +54,8 @@ class Outputs:
         return self.logits
 
     def mean(self, loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """A loss of the logits at x and x': averaged over the draws of u (E_u by Monte Carlo), or at w alone."""
-        values = [loss(z, z_adv) for z, z_adv in self.sampled or ((self.logits, self.logits_adv),)]
+        """The mean of a loss of the logits at x and x' over images, and over draws of u (E_u by Monte Carlo) if any."""
+        values = [loss(z, z_adv).mean() for z, z_adv in self.sampled or ((self.logits, self.logits_adv),)]
         return torch.stack(values).mean()
 
 
@@ -103,7 +103,7 @@ class PairedForward(nn.Module):
             return ()
         return tuple(self.spec.draw(noise, self.model, generator=generator) for _ in range(samples))
 
-    def taught(self, names: tuple[str, ...], x: Tensor) -> dict[str, Tensor]:
+    def taught(self, names: tuple[str, ...], x: Tensor) -> Tensors:
         """The logits of these teachers; those of the average are missing until it has begun."""
         found = {}
         for name in names:
@@ -124,7 +124,7 @@ class PairedForward(nn.Module):
         if getattr(model, "head", None) is head and hasattr(model, "features"):
             features = model.features(x)  # the library's own networks: model(x) is head(features(x))
             return at_least_float32(features), at_least_float32(head(features))
-        inputs: list[Tensor] = []
+        inputs = []
         hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
             logits = logits_in(self.model(x))
@@ -139,10 +139,15 @@ class PairedForward(nn.Module):
 
     def logits_at(self, x: Tensor, u: Delta) -> Tensor:
         """Logits at w + u, differentiable by w; BatchNorm's running statistics do not move."""
-        parameters = dict(self.model.named_parameters())
-        moved = {name: parameters[name] + delta for name, delta in u.items()}
         with frozen_bn_stats(self.model):
-            return at_least_float32(logits_in(functional_call(self.model, moved, (x,))))
+            return at_least_float32(logits_along(self.model, x, u))
+
+
+def logits_along(model: nn.Module, x: Tensor, u: Delta) -> Tensor:
+    """Logits at w + u, differentiable by w."""
+    weights = dict(model.named_parameters())
+    moved = {name: weights[name] + delta for name, delta in u.items()}
+    return logits_in(functional_call(model, moved, (x,)))
 
 
 def at_least_float32(values: Tensor) -> Tensor:

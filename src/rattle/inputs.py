@@ -24,6 +24,7 @@ from rattle.losses import logits_in, refuse_one_logit
 
 log = logging.getLogger("rattle")
 Array = Tensor | np.ndarray
+Examples = tuple[Tensor, Tensor]  # images and their labels
 Given = Array | Dataset | DataLoader  # images: with their labels, if they are no array
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
@@ -56,9 +57,7 @@ def check_model(model: object) -> nn.Module:
     return model
 
 
-def check_batch(
-    x: Tensor, y: Tensor, *, soft: bool = False, uint8: bool = False, box: bool = True
-) -> tuple[Tensor, Tensor]:
+def check_batch(x: Tensor, y: Tensor, *, soft: bool = False, uint8: bool = False, box: bool = True) -> Examples:
     """The images [n, ...] and int64 labels [n]; refuses what is neither.
 
     soft: rows of probabilities [n, C] are labels too, and stay as they are; uint8: images [n, C, H, W] of bytes are
@@ -260,7 +259,7 @@ def floats_for(model: nn.Module, x: Tensor) -> Tensor:
     return as_float(x, channels_last=takes_channels_last(model, x))
 
 
-def as_tensors(model: nn.Module, x: Given, y: Array | None) -> tuple[Tensor, Tensor]:
+def as_tensors(model: nn.Module, x: Given, y: Array | None) -> Examples:
     """Images, uint8 or floating point in [0, 1], and int64 labels; raises RattleError if they are not.
 
     Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].
@@ -272,18 +271,17 @@ def as_tensors(model: nn.Module, x: Given, y: Array | None) -> tuple[Tensor, Ten
         x, y = collect(x)
     if y is None:
         raise RattleError("images without labels cannot be evaluated: give them as y")
-    weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    y = as_tensor(y, weights)
-    return check_batch(channels_first(as_tensor(x, weights)), y, uint8=True)
+    dtype = weights_type(model, torch.get_default_dtype())
+    return check_batch(channels_first(as_tensor(x, dtype)), as_tensor(y, dtype), uint8=True)
 
 
-def as_tensor(value: Any, weights: Tensor) -> Tensor:
+def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiub":
         raise RattleError(f"images and labels must be arrays of numbers, got {value.dtype}")
     found = torch.tensor(value)  # a copy, so that read-only arrays do no harm
-    return found.to(weights.dtype) if found.is_floating_point() else found
+    return found.to(dtype) if found.is_floating_point() else found
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -293,7 +291,7 @@ def channels_first(x: Tensor) -> Tensor:
     return x
 
 
-def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
+def collect(data: Dataset | DataLoader, n: int | None = None) -> Examples:
     """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, SHUFFLING):
         raise RattleError("the DataLoader shuffles, but images are known by their place: use shuffle=False")
@@ -305,8 +303,8 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
             sentence = "the Dataset has no length and may never end: give it a __len__, or give tensors"
             raise RattleError(sentence) from reason
         batches = None
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
+    images = []
+    labels = []
     try:
         for batch in islice(loader, batches):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -323,7 +321,7 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
         ) from reason
 
 
-def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:
+def stack_examples(examples: list[Any]) -> Examples:
     """(image, label) pairs as one batch; an image may be a tensor, an array or a PIL picture."""
     images, labels = zip(*examples, strict=True)
     tensors = [image if isinstance(image, Tensor) else torch.as_tensor(np.array(image)) for image in images]

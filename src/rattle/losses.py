@@ -44,19 +44,24 @@ def kl_to_target(target: Tensor, logits: Tensor) -> Tensor:
     return (torch.xlogy(target, target) - target * logits.log_softmax(1)).sum(1)
 
 
-def largest_other(logits: Tensor, y: Tensor) -> Tensor:
-    """max over k != y of z_k."""
-    return logits.scatter(1, y[:, None], float("-inf")).amax(1)
+def of_class(values: Tensor, y: Tensor) -> Tensor:
+    """What rows [n, C] hold for one class each, [n]."""
+    return values.gather(1, y[:, None]).squeeze(1)
+
+
+def of_others(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits with -inf for one class of each row, [n, C]."""
+    return logits.scatter(1, y[:, None], -math.inf)
 
 
 def cw(logits: Tensor, y: Tensor) -> Tensor:
     """Carlini and Wagner's margin max_{k != y} z_k - z_y: positive exactly where the image is misclassified."""
-    return largest_other(logits, y) - logits.gather(1, y[:, None]).squeeze(1)
+    return of_others(logits, y).amax(1) - of_class(logits, y)
 
 
 def cw_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """The margin z_t - z_y of one wrong class."""
-    return (logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])).squeeze(1)
+    return of_class(logits, target) - of_class(logits, y)
 
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rattle.errors import RattleError
+from rattle.forward import logits_along
 from rattle.inputs import check_model, finite, input_gradient, logits_of
-from rattle.losses import logits_in
 from rattle.weights import Noise
 
 
@@ -51,12 +50,10 @@ class Randomized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
-        weights = dict(self.model.named_parameters())
         found = []
         for _ in range(self.draws):
             u = self.noise(self.model, generator=generator)
-            moved = {name: weights[name] + delta for name, delta in u.items()}
-            found.append(logits_in(functional_call(self.model, moved, (x,))).log_softmax(1))
+            found.append(logits_along(self.model, x, u).log_softmax(1))
         return log_mean(found)
 
     def extra_repr(self) -> str:  # part of the key of cached results

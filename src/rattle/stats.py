@@ -4,19 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rattle.errors import RattleError
 
 LEVEL = 0.95  # of every interval; tests decide at 1 - LEVEL
+HALF_WIDTH = NormalDist().inv_cdf((1 + LEVEL) / 2)  # of it, in standard errors of a normal estimate
 RESAMPLES = 1000  # of a bootstrap
 LEVEL_OF_LOOKS = 0.96  # of the interval that ends a sequential evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A confidence interval."""
 
     low: float
@@ -30,6 +30,14 @@ class Interval:
         """
         return f"[{100 * self.low:{form}}, {100 * self.high:{form}}]"
 
+    def around(self, share: float) -> str:
+        """A share with this interval, in %.
+
+        >>> Interval(0.25, 0.5).around(0.4)
+        '40.0 [25.0, 50.0]'
+        """
+        return f"{100 * share:.1f} {self.percent()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -38,6 +46,11 @@ class Summary:
     n: int
     mean: float
     deviation: float
+
+    def percent(self, places: int = 1) -> str:
+        """Mean ± std of shares, in %; of one value the mean alone."""
+        spread = f" ± {100 * self.deviation:.{places}f}" if self.n > 1 else ""
+        return f"{100 * self.mean:.{places}f}{spread}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +72,7 @@ class McNemar:
         """95 % of `difference` (Bonett and Price 2012): one is added to both counts, so that none has a width too."""
         n, first, second = self.n + 2, self.only_first + 1, self.only_second + 1
         centre = (second - first) / n
-        half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(((first + second) / n - centre**2) / n)
+        half = HALF_WIDTH * math.sqrt(((first + second) / n - centre**2) / n)
         return Interval(max(-1.0, centre - half), min(1.0, centre + half))
 
 
@@ -158,7 +171,7 @@ def absolute_sum_interval(values: Any, groups: Any) -> Interval:
     estimate = float(np.abs(sums).sum() / n)
     low = max(0.0, estimate - float(np.quantile(errors, (1 + LEVEL) / 2)))
     variance = max(0.0, float(np.square(values).mean()) - low**2)
-    return Interval(low, min(1.0, estimate + NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance / n)))
+    return Interval(low, min(1.0, estimate + HALF_WIDTH * math.sqrt(variance / n)))
 
 
 def mcnemar(first: Sequence[float], second: Sequence[float]) -> McNemar:
@@ -233,7 +246,7 @@ def seeds_interval(values: Any, error: float = 0.0) -> Interval:
     True
     """
     student, mean = t_interval(np.mean(values, axis=1)), float(np.mean(values))
-    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.hypot(error_of_images(values), error)
+    half = HALF_WIDTH * math.hypot(error_of_images(values), error)
     return Interval(min(student.low, mean - half), max(student.high, mean + half))
 
 

@@ -8,7 +8,6 @@ Pure mathematics: no rank, no optimiser, no settings.
 
 import inspect
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from rattle.errors import RattleError, first_line
 from rattle.losses import logits_in
-from rattle.weights import frozen_bn_stats
+from rattle.weights import Delta, Tensors, frozen_bn_stats
 
 
 def head_gradient(features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
@@ -84,19 +83,19 @@ class ElementaryNorms(TorchFunctionMode):
         return x if bias is None else x + bias.view(channels)
 
 
-def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
+def directional(model: nn.Module, x: Tensor, u: Delta, order: int) -> list[Tensor]:
     """[g'(w)^T u] or, for order 2, [g'(w)^T u, u^T g''(w) u], each [n, C]; differentiable by w (Section 4).
 
     BatchNorm normalises as the model's mode says; its running statistics do not move.
     """
-    fixed: dict[str, Tensor] = dict(model.named_parameters())
+    fixed: Tensors = dict(model.named_parameters())
     moving = {name: fixed.pop(name) for name in u}
     u = dict(u)
 
-    def g(w: dict[str, Tensor]) -> Tensor:
+    def g(w: Tensors) -> Tensor:
         return logits_in(functional_call(model, {**fixed, **w}, (x,)))
 
-    def first(w: dict[str, Tensor]) -> Tensor:
+    def first(w: Tensors) -> Tensor:
         return jvp(g, (w,), (u,))[1]
 
     try:

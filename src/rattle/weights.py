@@ -19,7 +19,8 @@ from rattle.errors import RattleError
 from rattle.randomness import streams
 from rattle.settings import BelowOne, CountOrZero, NonNegative, Positive, check_settings
 
-Delta = Mapping[str, Tensor]
+Delta = Mapping[str, Tensor]  # of weights, by the name of the parameter
+Tensors = dict[str, Tensor]  # by name
 
 
 @contextmanager
@@ -118,7 +119,7 @@ class Noise:
         """Whether a parameter gets noise; biases and normalisation layers never do."""
         return self.sigma > 0 and weight.ndim > 1
 
-    def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> Tensors:
         """One draw of u by parameter name, on the weights' device.
 
         A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
@@ -127,7 +128,7 @@ class Noise:
         moved = {name: p.detach() for name, p in weights_of(model, {}).items() if self.moves(p)}
         here = generator.device if generator is not None else torch.device("cpu")
         elsewhere = [p for p in moved.values() if p.device != here]
-        draws = streams(generator, 1, elsewhere[0].device) if elsewhere else None
+        draws = streams(generator, elsewhere[0][None]) if elsewhere else None
         u = {}
         for name, p in moved.items():
             if draws is None:
@@ -159,12 +160,12 @@ class AWP:
     def __post_init__(self) -> None:
         check_settings(self, "awp")
 
-    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> Tensors:
         """d, for every tensor with ndim > 1 that the loss depends on."""
         with frozen_bn_stats(model):
             return weight_gradients(model, loss(), ndim=2)
 
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         parameters = weights_of(model, gradients)
         return {
@@ -184,11 +185,11 @@ class SAM:
     def __post_init__(self) -> None:
         check_settings(self, "awp")
 
-    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> Tensors:
         """d, for every weight that the loss depends on, biases and normalisation layers too."""
         return weight_gradients(model, loss(), ndim=0)
 
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         weights_of(model, gradients)
         scale = self.rho / (get_total_norm(gradients.values()) + 1e-12)
@@ -199,28 +200,22 @@ ASAM_ETA = 0.01  # added to |w|: a weight that is zero moves too (Kwon et al. 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ASAM:
+class ASAM(SAM):
     """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; biases: T = 1."""
 
-    holds_statistics = True
     rho: Positive = 0.5  # the length of v / T; 1 in the authors' CIFAR-100 runs
-    warmup: CountOrZero = 0  # epochs before it starts
-    gradients = SAM.gradients
 
-    def __post_init__(self) -> None:
-        check_settings(self, "awp")
-
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         weights = weights_of(model, gradients)
-        t: dict[str, Tensor | float] = {}
+        t = {}
         for name in gradients:
             t[name] = 1.0 if name.endswith("bias") else weights[name].detach().abs() + ASAM_ETA
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
 
 
-def weight_gradients(model: nn.Module, loss: Tensor, *, ndim: int) -> dict[str, Tensor]:
+def weight_gradients(model: nn.Module, loss: Tensor, *, ndim: int) -> Tensors:
     """The gradient of the loss, for every tensor of at least `ndim` dimensions that it depends on."""
     weights = {name: p for name, p in model.named_parameters() if p.ndim >= ndim and p.requires_grad}
     gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)

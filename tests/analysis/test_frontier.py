@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import rattle
 from rattle.analysis.frontier import Curve, Frontier, Point, compare_curves
-from rattle.analysis.trace import gather, plan
+from rattle.analysis.trace import gather, jobs_of, plan
 from rattle.analysis.weight_line import Line, barriers, frontier_between
 from rattle.errors import RattleError
+from rattle.evaluation.samples import Sample
 from rattle.models.registry import BUILDERS, register_model
 from rattle.report.page import build
 from rattle.runs.progress import NullConsole
@@ -21,6 +22,11 @@ from support import run_folders
 from support.training import tiny
 
 CLEAN, ROBUST = (0.5, 0.6, 0.7), (0.40, 0.35, 0.25)  # a frontier: more clean accuracy, less robustness
+
+
+def sample(flags: np.ndarray) -> Sample:
+    """From flags [seeds, images]."""
+    return Sample(seeds=tuple(range(len(flags))), flags=tuple(map(tuple, flags.astype(int).tolist())))
 
 
 def simulated(
@@ -37,7 +43,7 @@ def simulated(
             for column, mean in enumerate((clean, robust + above)):
                 noise = generator.normal(0, 0.1, (seeds, images))
                 flags.append(hardness + noise < mean + luck[:, [column]])
-            points.append(Point(value=value, clean={"pgd20": flags[0]}, robust={"pgd20": flags[1]}))
+            points.append(Point(value=value, clean={"pgd20": sample(flags[0])}, robust={"pgd20": sample(flags[1])}))
         curves.append(Curve(method=name, setting="inv_lambda", points=tuple(points)))
     return curves[0], curves[1]
 
@@ -114,12 +120,14 @@ def test_a_training_epsilon_keeps_the_proportion_of_the_inner_step(tmp_path: Pat
     base = rattle.get_recipe("digits-linf-cnn-at")
     ((_, setting, jobs),) = plan([base], (0,), 3, {}, tmp_path)
     assert setting == "attack.threat.epsilon"
-    for job in jobs:
+    for (job,) in jobs.values():
         attack = job.recipe.attack
         assert attack.step_size / attack.threat.epsilon == pytest.approx(
             base.attack.step_size / base.attack.threat.epsilon
         )
-    assert [job.recipe.attack.threat.epsilon for job in jobs] == pytest.approx([0.1, 0.2, 0.3])
+    assert (
+        list(jobs) == [job.recipe.attack.threat.epsilon for (job,) in jobs.values()] == pytest.approx([0.1, 0.2, 0.3])
+    )
 
 
 @pytest.mark.process
@@ -155,11 +163,11 @@ def test_a_random_network_has_rates_on_a_frontier(tmp_path: Path, monkeypatch: p
     register_model("noisy", NoisyLogits)
     base = tiny("trades", epochs=1, model="noisy", width=None)
     grid = plan([base], (0,), 2, {}, tmp_path)
-    for job in grid[0][2]:
+    for job in jobs_of(grid):
         rattle.fit(job.recipe, job.folder, quiet=True)
     found = gather(grid, base.attack.threat, ["fgsm"], 40, 1, NullConsole())
-    rates = found.curves[0].points[0].clean["fgsm"]
-    assert ((rates > 0) & (rates < 1)).any()
+    (rates,) = found.curves[0].points[0].clean["fgsm"].flags
+    assert any(0 < rate < 1 for rate in rates)
 
 
 def test_the_page_of_a_frontier_shows_its_runs_and_refuses_a_damaged_file(tmp_path: Path) -> None:
@@ -197,8 +205,8 @@ def test_the_line_between_two_runs_ends_at_them(tmp_path: Path) -> None:
 def test_an_accuracy_below_the_line_of_the_ends_is_a_barrier() -> None:
     points = []
     for t, clean in ((0.0, 0.9), (0.5, 0.6), (1.0, 0.8)):
-        flags = {"fgsm": np.arange(10)[None] < 10 * clean}
-        points.append(Point(value=t, clean=flags, robust={"fgsm": np.arange(10)[None] < 5}))
+        flags = {"fgsm": sample(np.arange(10)[None] < 10 * clean)}
+        points.append(Point(value=t, clean=flags, robust={"fgsm": sample(np.arange(10)[None] < 5)}))
     (note,) = barriers(Curve(method="line", setting="t", points=tuple(points)), ["fgsm"])
     assert "clean" in note
     assert "25.0" in note

@@ -12,7 +12,7 @@ from rattle.attacks import PGD
 from rattle.cli.compare import pair_to_plain, row
 from rattle.evaluation.draws import measure, pilot_rates
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.samples import Sample, difference, interval_of, two_sided_p
+from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.report.compare import compare_runs, over_seeds
 from rattle.report.run_data import load_runs
 from rattle.report.tables import write_table
@@ -84,7 +84,7 @@ def test_draws_that_images_share_widen_every_interval_and_test() -> None:
     def width(interval: Interval) -> float:
         return interval.high - interval.low
 
-    assert width(interval_of(wide)) > width(interval_of(narrow)) + 0.1
+    assert width(wide.interval) > width(narrow.interval) + 0.1
     ps = [two_sided_p(sample, plain) for sample in (narrow, wide)]
     assert ps[0] is not None
     assert ps[1] is not None

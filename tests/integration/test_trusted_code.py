@@ -10,7 +10,7 @@ import rattle
 from rattle.analysis.prepare import compute_landscapes, prepare
 from rattle.analysis.taylor_error import measure_checkpoint
 from rattle.cli.main import main
-from rattle.cli.report import report
+from rattle.cli.report import Options, report
 from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.publish.folder import write_folder
@@ -103,7 +103,7 @@ def test_what_reads_no_weights_runs_nothing(planted: Path, capsys: pytest.Captur
     for words in (["table", "run", "honest"], ["compare", "run", "honest"]):
         assert main(words) == 0
     assert prepare(["run"]) == []
-    assert report(["run"], "again.html").exists()
+    assert report(Options(runs=("run",), out="again.html")).exists()
     assert not (planted / "executed").exists()
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from rattle.cli import main as cli
 from rattle.errors import RattleError
-from rattle.evaluation.samples import Difference
+from rattle.evaluation.samples import Difference, Sample
 from rattle.objectives.base import Teacher
 from rattle.paper import tables
-from rattle.paper.cells import CellResult, ComparedRow
+from rattle.paper.blocks import CHOSEN_ON
 from rattle.paper.estimate import epoch_seconds
 from rattle.paper.plan import entries, plan
-from rattle.paper.protocols import PROTOCOLS
+from rattle.paper.protocols import CellResult
 from rattle.paper.rows import DATASETS
 from rattle.paper.scales import SCALES, Scale, StepSetup
 from rattle.paper.writer import WRITERS, printed_table
@@ -148,14 +148,14 @@ def test_a_run_stands_once_in_a_block_with_the_rows_it_stands_for(out: Path) -> 
 def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str, tmp_path: Path) -> None:
     planned = plan(number, SCALES[scale], (0, 1, 2), tmp_path)
     change = Difference(mean=-0.1234, interval=Interval(-0.2, -0.1), p=0.0001, test="", n=3)
-    wide = CellResult(images=10_000, seeds=(0, 1, 2), mean=84.31, std=12.34, interval=Interval(53.0, 99.9))
-    ours = {"%": replace(wide, difference=change, p_adjusted=0.001), "distance": replace(wide, mean=0.0412)}
-    lines = []
-    for entry in planned.entries:
-        cells = {cell.column: ours[cell.unit] for cell in entry.row.cells}
-        both = dict.fromkeys(PROTOCOLS, cells)
-        lines.append(ComparedRow(row=entry.row, key=entry.key, recipe=entry.recipe, ours=both))
-    for block in printed_table(planned, "", lines).blocks:
+    flags = tuple((1,) * right + (0,) * (10_000 - right) for right in (4000, 5234, 6468))
+    wide = CellResult(sample=Sample(seeds=(0, 1, 2), flags=flags), checkpoints=[])
+    far = replace(wide.sample, flags=tuple(tuple(100 * flag for flag in each) for each in flags))
+    ours = {"%": replace(wide, difference=change, p_adjusted=0.001), "distance": replace(wide, sample=far)}
+    by_key = {entry.key: {cell.column: ours[cell.unit] for cell in entry.row.cells} for entry in planned.entries}
+    table = printed_table(planned, "", dict.fromkeys(CHOSEN_ON, by_key))
+    assert any("52.34 ± 12.34" in line for block in table.blocks for line in block.rows)
+    for block in table.blocks:
         widths = [max(map(len, column)) + 2 for column in zip(block.head, *block.rows, strict=True)]
         assert sum(widths) <= 120
         assert len(block.caption) <= 120

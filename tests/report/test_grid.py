@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rattle.report.grid import best_epoch, grid_rows, grid_settings
+from rattle.report.grid import best_epoch, grid_rows
 
 
 def write(folder: Path, *robust: float) -> Path:
@@ -19,13 +19,16 @@ def test_settings_stand_in_the_order_of_their_mean_over_seeds(tmp_path: Path) ->
         ({"eta": eta, "seed": seed}, write(tmp_path / f"{eta},{seed}", 0.1, value, 0.2))
         for (eta, seed), value in reached.items()
     ]
-    columns, rows = grid_rows(grid_settings(points))
+    found = grid_rows(points)
+    assert found is not None
+    columns, rows, best = found
     assert columns == ["eta", "seeds", "clean", "robust"]
     assert rows == [
         ["0.3", "1", "80.0", "70.0"],
         ["0.2", "2", "80.0 ± 0.0", "65.0 ± 35.4"],
         ["0.1", "2", "80.0 ± 0.0", "55.0 ± 7.1"],
     ]
+    assert best == tmp_path / "0.3,0"
 
 
 def test_the_averaged_weights_count_where_a_run_has_them() -> None:
@@ -37,4 +40,4 @@ def test_the_averaged_weights_count_where_a_run_has_them() -> None:
 
 def test_runs_without_held_out_images_have_no_table(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n')
-    assert grid_settings([({}, tmp_path), ({}, tmp_path / "never began")]) == []
+    assert grid_rows([({}, tmp_path), ({}, tmp_path / "never began")]) is None

@@ -61,7 +61,7 @@ def test_seeds_count_on_the_images_that_all_have(tmp_path: Path) -> None:
     placed(made.recipe(tmp_path / "a"), "pgd20", [1, 0, 1, 0], [0, 1, 2, 3])
     placed(made.recipe(tmp_path / "b", seed=1), "pgd20", [1, 1], [3, 2])
     (row,) = over_seeds(load_runs([tmp_path / "a", tmp_path / "b"])).rows.values()
-    assert (row["pgd20"].n, row["pgd20"].images, row["pgd20"].mean) == (2, 2, 0.75)
+    assert (len(row["pgd20"].seeds), row["pgd20"].n, row["pgd20"].summary.mean) == (2, 2, 0.75)
 
 
 def test_an_attack_that_breaks_more_than_autoattack_is_shown_as_the_bound(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_what_a_table_prints_bold_is_better_in_every_comparison_of_fewer_pairs(c
     table = compare(samples)
     for baseline in (None, "row 0"):
         for test in paired_tests(samples, baseline)[0]:
-            bold = [name for name in (test.first, test.second) if table.rows[name][test.attack].best]
+            bold = [name for name in (test.first, test.second) if (name, test.attack) in table.best]
             assert not bold or (test.better is not None and test.better[0] == bold[0])
 
 

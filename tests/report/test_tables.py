@@ -22,8 +22,8 @@ def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     table = over_seeds(load_runs(runs))
     assert list(table.rows) == ["TRADES"]
     assert table.columns == ["clean", "pgd20", "cw20"]
-    cell = table.rows["TRADES"]["pgd20"]
-    assert (cell.n, cell.mean, cell.deviation) == (3, pytest.approx(0.5), pytest.approx(0.1))
+    found = table.rows["TRADES"]["pgd20"].summary
+    assert (found.n, found.mean, found.deviation) == (3, pytest.approx(0.5), pytest.approx(0.1))
     assert "| TRADES | 3 | 95.00 ± 0.00 | 50.00 ± 10.00 |" in write_table(table, "markdown")
 
 
@@ -42,7 +42,7 @@ def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Pa
 )
 def test_the_best_is_bold_only_where_the_difference_is_significant(shares: tuple[float, ...], best: list[bool]) -> None:
     table = compare({str(i): {"pgd20": made.sample(share)} for i, share in enumerate(shares)})
-    assert [row["pgd20"].best for row in table.rows.values()] == best
+    assert [(method, "pgd20") in table.best for method in table.rows] == best
     assert ("**70.00**" in write_table(table, "markdown")) == any(best)
     assert (r"\textbf{70.00}" in write_table(table, "latex")) == any(best)
 

@@ -3,9 +3,6 @@
 Arrays are flags as floats, [points, seeds, images]; x is the accuracy held equal, y the one compared. No torch.
 """
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
 from rattle.runs.arrays import Array
@@ -15,40 +12,30 @@ REPLICATES = 500  # of each bootstrap: the standard error is known to 3 %
 GRID = 51  # values of x over which a difference is averaged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GapAtEqual:
-    """y of a method less y of the baseline at equal x."""
-
-    low: float  # the range that both curves cover
-    high: float
-    mean: float  # over that range; NaN if there is none
-    interval: Interval
-    at: tuple[tuple[float, Interval], ...]  # at each point of the method; NaN outside the baseline's range
-
-
-def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float, float]:
-    """y of a method less y of the baseline at equal x: at each point of the method, NaN outside the baseline's range;
-    the mean over the range that both cover, NaN if there is none; that range.
+def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float]:
+    """y of a method less y of the baseline at equal x: at each point of the method, NaN outside the baseline's range,
+    and last the mean over the range that both cover, NaN if there is none; that range.
 
     Between points both curves are straight, so that neither leaves the range of its neighbours.
 
-    >>> at, mean, low, high = gap_at_equal(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
-    >>> at.tolist(), round(mean, 3), low, high
-    ([0.0, nan], -0.5, 1.0, 2.0)
+    >>> gaps, low, high = gap_at_equal(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
+    >>> gaps.round(3).tolist(), low, high
+    ([0.0, nan, -0.5], 1.0, 2.0)
     """
     order, base_order = np.argsort(x), np.argsort(base_x)
-    low, high = max(x.min(), base_x.min()), min(x.max(), base_x.max())
+    low, high = float(max(x.min(), base_x.min())), float(min(x.max(), base_x.max()))
     inside = (x >= base_x.min()) & (x <= base_x.max())
     at = np.where(inside, y - np.interp(x, base_x[base_order], base_y[base_order]), np.nan)
-    if low >= high:
-        return at, math.nan, low, high
     grid = np.linspace(low, high, GRID)
     gap = np.interp(grid, x[order], y[order]) - np.interp(grid, base_x[base_order], base_y[base_order])
-    return at, float(gap.mean()), float(low), float(high)
+    return np.append(at, gap.mean() if low < high else np.nan), low, high
 
 
-def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtEqual:
-    """The difference of two curves, with intervals of a bootstrap over seeds and one over images, both paired.
+def compare_at_equal(
+    x: Array, y: Array, base_x: Array, base_y: Array
+) -> tuple[float, float, list[tuple[float, Interval]]]:
+    """The range that two curves cover (low, high), and differences with intervals: at each point of the first, last the
+    mean over the range. NaN where there is none. A bootstrap over seeds and one over images, both paired.
 
     Seeds and images are drawn for all points of both curves together. Few seeds vary less among themselves than their
     draws should, so that variance is scaled by S / (S - 1), and the quantile is Student's with the degrees of freedom
@@ -58,8 +45,7 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtE
 
     curves = (x, y, base_x, base_y)
     _, seeds, images = x.shape
-    at, mean, low, high = gap_at_equal(*(curve.mean((1, 2)) for curve in curves))
-    estimate = np.append(at, mean)
+    estimate, low, high = gap_at_equal(*(curve.mean((1, 2)) for curve in curves))
     known = ~np.isnan(estimate)
     generator = np.random.default_rng(0)
     variances = []
@@ -69,8 +55,8 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtE
             means = [curve.mean(3 - axis) for curve in curves]  # [points, size]
             draws = []
             for weights in generator.multinomial(size, np.full(size, 1 / size), REPLICATES) / size:
-                drawn_at, drawn_mean, _, _ = gap_at_equal(*(each @ weights for each in means))
-                draws.append(np.append(drawn_at, drawn_mean))
+                drawn, _, _ = gap_at_equal(*(each @ weights for each in means))
+                draws.append(drawn)
             variance[known] = np.nanvar(np.array(draws)[:, known], axis=0) * size / (size - 1)
         variances.append(variance)
     by_seeds, by_images = variances
@@ -79,5 +65,4 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtE
     freedom = np.maximum(total**2 / np.maximum(parts, 1e-300), 1)
     half = np.sqrt(total) * t.ppf((1 + LEVEL) / 2, freedom)
     intervals = [Interval(float(e - h), float(e + h)) for e, h in zip(estimate, half, strict=True)]
-    points = tuple(zip(at.tolist(), intervals, strict=False))
-    return GapAtEqual(low=low, high=high, mean=mean, interval=intervals[-1], at=points)
+    return low, high, list(zip(estimate.tolist(), intervals, strict=True))

@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import vhp
-from torch.nn.utils import parameters_to_vector
 
-from rattle import losses
-from rattle.analysis.landscape import as_array, input_gradient, losses_at, mean_loss, random_like
+from rattle.analysis.landscape import as_array, input_gradient, losses_at, mean_loss, random_like, weight_gradient
 from rattle.attacks.base import attack_mode
-from rattle.inputs import check_batch, check_labels
+from rattle.inputs import check_batch
 from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array
 from rattle.runs.io import Plain
@@ -54,7 +52,7 @@ def local_lipschitz(
     segment and can only be smaller. A maximum over points visited is a lower bound of that supremum.
     """
     check_batch(x, y)
-    draws = streams(generator, len(x), x.device)
+    draws = streams(generator, x)
     largest = x.new_zeros(len(x))
     with attack_mode(model):
         for start in range(STARTS):
@@ -107,7 +105,7 @@ def input_curvature(
 ) -> Array:
     """Largest eigenvalue of d^2 loss / dx^2 of each image, [n]; a batch iterates at once, as images do not mix."""
     check_batch(x, y)
-    starts = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x)
+    starts = streams(generator, x).normal(*x.shape[1:]).to(x)
     values = []
     with attack_mode(model):
         for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):
@@ -129,25 +127,19 @@ def weight_curvature(
     iterations: int = 100,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Largest eigenvalue of the Hessian of the mean loss over all parameters."""
+    """Largest eigenvalue of the Hessian of the mean loss over all parameters that are trained."""
     check_batch(x, y)
-    weights = dict(model.named_parameters())
-    w = parameters_to_vector(weights.values()).detach()
-
-    def batch_loss(xs: Tensor, ys: Tensor, values: Tensor) -> Tensor:
-        parts = values.split([p.numel() for p in weights.values()])
-        moved = {name: part.view_as(p) for (name, p), part in zip(weights.items(), parts, strict=True)}
-        logits = losses.logits_in(torch.func.functional_call(model, moved, (xs,)))
-        check_labels(logits, ys)
-        return losses.ce(logits, ys).sum() / len(x)
+    weights = [p for p in model.parameters() if p.requires_grad]
 
     def apply(v: Tensor) -> Tensor:
         total = torch.zeros_like(v)
-        for batch in batches(x, y):
-            total += vhp(partial(batch_loss, *batch), w, v[0])[1]  # type: ignore[operator]
+        for xs, ys in batches(x, y):
+            loss = losses_at(model, xs, ys).sum() / len(x)
+            total += weight_gradient(weight_gradient(loss, weights, again=True) @ v[0], weights)
         return total
 
-    with eval_mode(model):
+    with eval_mode(model), torch.enable_grad():
+        w = torch.cat([p.detach().flatten() for p in weights])
         return float(largest_eigenvalue(apply, random_like(w[None], generator), iterations))
 
 

@@ -7,10 +7,10 @@ range that both cover, with intervals over seeds and images. No torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ import numpy as np
 
 from rattle.analysis.equal_accuracy import compare_at_equal
 from rattle.errors import RattleError, unknown
-from rattle.recipes.schema import epsilon_text
+from rattle.evaluation.samples import Sample
+from rattle.recipes.schema import trade_off_text
 from rattle.runs.arrays import Array
-from rattle.runs.io import Plain, write_atomically
-from rattle.stats import Interval, mean_interval, seeds_interval
+from rattle.runs.io import Plain, write_json
+from rattle.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +37,13 @@ class Point:
 
     value: float
     runs: tuple[str, ...] = ()  # their folders
-    clean: Mapping[str, Array]  # attack -> flags (or rates over draws) of the images before it, [seeds, images]
-    robust: Mapping[str, Array]  # attack -> flags after it
+    clean: Mapping[str, Sample]  # attack -> what its images were before it
+    robust: Mapping[str, Sample]  # attack -> after it
     held_out: Array | None = None  # clean and robust accuracy on held-out images, [seeds, 2]
 
     def accuracy(self, attack: str) -> tuple[float, float]:
         """Clean and robust, the mean over seeds."""
-        return float(self.clean[attack].mean()), float(self.robust[attack].mean())
+        return self.clean[attack].summary.mean, self.robust[attack].summary.mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Curve:
     points: tuple[Point, ...]
 
     def text(self, point: Point) -> str:
-        return epsilon_text(point.value) if self.setting.endswith("epsilon") else f"{point.value:g}"
+        return trade_off_text(self.setting, point.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,8 @@ class Gap:
         return "not distinguishable"
 
     def to_plain(self) -> Plain:
-        at = [{"value": v, "difference": d, "interval": [i.low, i.high]} for v, d, i in self.at]
-        interval = [self.interval.low, self.interval.high]
-        return asdict(self) | {"verdict": self.verdict, "interval": interval, "at": at}
+        at = [{"value": v, "difference": d, "interval": list(i)} for v, d, i in self.at]
+        return asdict(self) | {"verdict": self.verdict, "interval": list(self.interval), "at": at}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +126,6 @@ class Frontier:
     def methods(self) -> list[str]:
         return [curve.method for curve in self.curves]
 
-    def curve(self, method: str) -> Curve:
-        if method not in self.methods:
-            raise unknown("method of this frontier", method, self.methods)
-        return self.curves[self.methods.index(method)]
-
     def compare(self, baseline: str | None = None, *, equal: str = "clean") -> list[Gap]:
         """Every other method against the baseline, the first when not given, by every attack.
 
@@ -139,7 +134,10 @@ class Frontier:
         """
         if equal not in ("clean", "robust"):
             raise RattleError(f"equal must be clean or robust, got {equal!r}")
-        base = self.curve(baseline or self.methods[0])
+        curves = {curve.method: curve for curve in self.curves}
+        if baseline not in (None, *curves):
+            raise unknown("method of this frontier", baseline, curves)
+        base = curves[baseline or self.methods[0]]
         gaps = []
         for curve in self.curves:
             if curve is not base:
@@ -150,33 +148,29 @@ class Frontier:
         """The point best in one accuracy of those with at least this much of the other, in %, on held-out images."""
         if (clean_at_least is None) == (robust_at_least is None):
             raise RattleError("choose by clean_at_least or by robust_at_least, one of them")
-        bound, wanted = (0, 1) if clean_at_least is not None else (1, 0)
-        least = (clean_at_least if robust_at_least is None else robust_at_least) or 0.0
-        found: list[tuple[float, Curve, Point]] = []
-        most = 0.0
+        bound = 0 if robust_at_least is None else 1
+        least = (clean_at_least if bound == 0 else robust_at_least) or 0.0
+        known: list[tuple[Array, Curve, Point]] = []
         for curve in self.curves:
             for point in curve.points:
                 if point.held_out is None:
                     raise RattleError("the runs held out no images to choose by: set data.val_size")
-                means = point.held_out.mean(0)
-                most = max(most, float(means[bound]))
-                if 100 * means[bound] >= least:
-                    found.append((float(means[wanted]), curve, point))
+                known.append((point.held_out, curve, point))
+        found = [each for each in known if 100 * each[0].mean(0)[bound] >= least]
         if not found:
-            kind = ("clean", "robust")[bound]
+            kind, most = ("clean", "robust")[bound], max(held_out.mean(0)[bound] for held_out, _, _ in known)
             raise RattleError(
                 f"no point has {least:g} % {kind} accuracy on held-out images: the most is {100 * most:.1f}"
             )
-        _, curve, point = max(found, key=lambda each: each[0])
-        assert point.held_out is not None
+        held_out, curve, point = max(found, key=lambda each: each[0].mean(0)[1 - bound])
         test = {"clean": percent_text(point.clean[self.attacks[0]])}
-        test |= {name: percent_text(flags) for name, flags in point.robust.items()}
-        clean, robust = point.held_out.mean(0).tolist()
+        test |= {name: percent_text(sample) for name, sample in point.robust.items()}
+        clean, robust = held_out.mean(0).tolist()
         return Choice(
             method=curve.method,
             setting=curve.setting,
             value=curve.text(point),
-            run=point.runs[int(point.held_out[:, 1].argmax())] if point.runs else "",
+            run=point.runs[int(held_out[:, 1].argmax())] if point.runs else "",
             held_out=(clean, robust),
             test=test,
         )
@@ -187,28 +181,25 @@ class Frontier:
         for curve in self.curves:
             for point in curve.points:
                 clean = point.clean[self.attacks[0]]
-                names = [curve.method, f"{curve.setting} {curve.text(point)}", *map(str, clean.shape)]
+                names = [curve.method, f"{curve.setting} {curve.text(point)}", str(len(clean.seeds)), str(clean.n)]
                 rows.append([*names, percent_text(clean), *map(percent_text, point.robust.values())])
         return ["method", "setting", "seeds", "n", "clean", *self.attacks], rows
 
     def summary(self, baseline: str | None = None) -> str:
         """A sentence for each method against the baseline."""
-        by_method: dict[str, list[Gap]] = {}
-        for gap in self.compare(baseline):
-            by_method.setdefault(gap.method, []).append(gap)
-        return "\n".join(map(sentence, by_method.values()))
+        by_method = groupby(self.compare(baseline), key=lambda gap: gap.method)
+        return "\n".join(sentence(list(gaps)) for _, gaps in by_method)
 
     def plot(self) -> Figure:
         """A panel for each attack: clean accuracy on x, robust accuracy on y, a curve with its band for each method."""
-        from matplotlib.figure import Figure
+        from rattle.analysis import plots
 
-        from rattle.analysis.plots import FAINT, LINES
-
-        figure = Figure(figsize=(4.6 * len(self.attacks), 4.2), layout="constrained")
-        panels = figure.subplots(1, len(self.attacks), squeeze=False)[0]
+        first = self.curves[0].points[0].clean
+        titles = [f"{name}, {self.threat}, n {first[name].n}, {first[name].seeds_text}" for name in self.attacks]
+        figure, panels = plots.trade_off_panels(titles)
         for panel, attack in zip(panels, self.attacks, strict=True):
             for number, curve in enumerate(self.curves):
-                color = LINES[number % len(LINES)]
+                color = plots.LINES[number % len(plots.LINES)]
                 rows = []
                 for point in sorted(curve.points, key=lambda point: point.accuracy(attack)[0]):
                     interval = interval_of(point.robust[attack])
@@ -219,10 +210,6 @@ class Frontier:
                 x, y, low, high = np.array(rows).T
                 panel.plot(x, y, "o-", color=color, markersize=4, label=curve.method)
                 panel.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
-            seeds, images = self.curves[0].points[0].clean[attack].shape
-            panel.set_title(f"{attack}, {self.threat}, n {images}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=9)
-            panel.set(xlabel="clean accuracy, %", ylabel="robust accuracy, %")
-            panel.grid(color=FAINT, alpha=0.25)
         panels[0].legend(frameon=False, fontsize=8)
         return figure
 
@@ -236,10 +223,10 @@ class Frontier:
                 for name in self.attacks:
                     interval = interval_of(point.robust[name])
                     attacks[name] = {
-                        "n": point.robust[name].shape[1],
-                        "clean": point.clean[name].mean(1).tolist(),
-                        "robust": point.robust[name].mean(1).tolist(),
-                        "interval": [interval.low, interval.high],
+                        "n": point.robust[name].n,
+                        "clean": point.clean[name].accuracies,
+                        "robust": point.robust[name].accuracies,
+                        "interval": list(interval),
                     }
                 held_out = None if point.held_out is None else point.held_out.tolist()
                 points.append({"value": point.value, "runs": point.runs, "attacks": attacks, "held_out": held_out})
@@ -257,18 +244,17 @@ class Frontier:
         from rattle.analysis.plots import save
 
         folder = Path(folder)
-        write_atomically(folder / "frontier.json", json.dumps(self.to_plain(baseline), indent=1).encode())
+        write_json(folder / "frontier.json", self.to_plain(baseline), indent=1)
         save(self.plot(), folder / "frontier")
 
 
-def percent_text(flags: Array) -> str:
-    return f"{100 * flags.mean():.1f} {interval_of(flags).percent()}"
+def percent_text(sample: Sample) -> str:
+    return interval_of(sample).around(sample.summary.mean)
 
 
-def interval_of(flags: Array) -> Interval:
-    """95 % of the mean of flags [seeds, images]."""
-    found = seeds_interval(flags) if len(flags) > 1 else mean_interval(flags[0].tolist())
-    return Interval(max(found.low, 0.0), min(found.high, 1.0))
+def interval_of(sample: Sample) -> Interval:
+    """95 % of the mean, inside [0, 1]."""
+    return Interval(max(sample.interval.low, 0.0), min(sample.interval.high, 1.0))
 
 
 def sentence(gaps: Sequence[Gap]) -> str:
@@ -298,8 +284,9 @@ def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean")
     _, seeds, images = ours[0].shape
     if theirs[0].shape[1:] != (seeds, images):
         raise RattleError(f"{curve.method} and {base.method} were not attacked on the same images with the same seeds")
-    found = compare_at_equal(*ours, *theirs)
-    if math.isnan(found.mean):
+    low, high, gaps = compare_at_equal(*ours, *theirs)
+    *each, (mean, interval) = gaps
+    if math.isnan(mean):
         ranges = []
         for one, (x, _) in ((curve, ours), (base, theirs)):
             means = 100 * x.mean((1, 2))
@@ -309,18 +296,18 @@ def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean")
             "other values of the setting"
         )
     at = []
-    for point, (gap, interval) in zip(curve.points, found.at, strict=True):
-        if not math.isnan(gap):
-            at.append((point.value, gap, interval))
+    for point, gap in zip(curve.points, each, strict=True):
+        if not math.isnan(gap[0]):
+            at.append((point.value, *gap))
     return Gap(
         method=curve.method,
         baseline=base.method,
         attack=attack,
         equal=equal,
-        low=found.low,
-        high=found.high,
-        mean=found.mean,
-        interval=found.interval,
+        low=low,
+        high=high,
+        mean=mean,
+        interval=interval,
         at=tuple(at),
         seeds=seeds,
         images=images,
@@ -329,6 +316,6 @@ def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean")
 
 def stacked(curve: Curve, attack: str, equal: str) -> tuple[Array, Array]:
     """The accuracy held equal and the one compared, flags as floats, [points, seeds, images]."""
-    clean = np.stack([point.clean[attack] for point in curve.points]).astype(float)
-    robust = np.stack([point.robust[attack] for point in curve.points]).astype(float)
+    clean = np.array([point.clean[attack].flags for point in curve.points], float)
+    robust = np.array([point.robust[attack].flags for point in curve.points], float)
     return (clean, robust) if equal == "clean" else (robust, clean)

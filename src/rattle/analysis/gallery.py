@@ -22,7 +22,7 @@ from rattle.runs.arrays import GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.load import load_model
-from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.runs.progress import SILENT, Advance, Console
 from rattle.weights import eval_mode
 
 ATTACK = "pgd20"
@@ -53,13 +53,6 @@ def overrides(recipe: Recipe) -> str:
         return ""
 
 
-@torch.no_grad()
-def predict(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class and its softmax, each [n]."""
-    confidence, label = logits_of(model, x).softmax(1).max(1)
-    return label, confidence
-
-
 def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance) -> list[Tensor]:
     """Class and confidence of each image before the attack, and after it: four tensors [n]."""
     parts, layout = [], takes_channels_last(model, images.x)
@@ -67,7 +60,9 @@ def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, adv
         y = images.y[rows.to(images.y.device)]
         x = as_float(images.x[rows.to(images.x.device)], channels_last=layout).to(y.device)
         x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
-        parts.append((*predict(model, x), *predict(model, x_adv)))
+        with torch.no_grad():
+            found = [logits_of(model, each).softmax(1).max(1) for each in (x, x_adv)]
+        parts.append([part for each in found for part in (each.indices, each.values)])
         advance(len(rows))
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
@@ -85,10 +80,10 @@ def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor)
 
 
 def gallery(
-    saved: Checkpoint, *, max_images: int = 1000, seed: int = 0, device: Any = "auto", console: Console | None = None
+    saved: Checkpoint, *, max_images: int = 1000, seed: int = 0, device: Any = "auto", console: Console = SILENT
 ) -> Gallery:
     """Attack the first `max_images` test images of a checkpoint's dataset with PGD-20 at several radii, on a device."""
-    console, device = console or NullConsole(), choose_device(device)
+    device = choose_device(device)
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
     test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
@@ -117,7 +112,7 @@ def gallery(
         attack=ATTACK,
         norm=threat.norm,
         epsilon=float(threat.epsilon),
-        step=int(saved.progress.get("step", 0)),
+        step=saved.step,
         overrides=overrides(saved.recipe),
         group=np.repeat(GROUPS, [len(rows) for rows in groups.values()]),
     )

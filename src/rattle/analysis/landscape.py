@@ -54,6 +54,12 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.autograd.grad(losses_at(model, x, y).sum(), x)[0]
 
 
+def weight_gradient(value: Tensor, weights: Sequence[Tensor], *, again: bool = False) -> Tensor:
+    """The gradient by all weights as one vector, [d]; again: it can itself be differentiated."""
+    parts = torch.autograd.grad(value, weights, retain_graph=True, create_graph=again, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
 def input_plane(
     model: nn.Module,
     x: Tensor,
@@ -70,7 +76,7 @@ def input_plane(
     """
     check_batch(x, y)
     steps = axis(radius, points)
-    rademacher = streams(generator, len(x), x.device).signs(*x.shape[1:])
+    rademacher = streams(generator, x).signs(*x.shape[1:])
     with attack_mode(model):
         gradient = input_gradient(model, x, y).sign()
     return InputPlane(a=steps, b=steps.copy(), gradient=as_array(gradient), rademacher=as_array(rademacher))

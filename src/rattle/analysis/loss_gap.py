@@ -7,7 +7,6 @@ the first over images, the second over checkpoints.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
-from rattle.analysis.prepare import labels, open_run
+from rattle.analysis.prepare import labels, open_runs
 from rattle.attacks import PGD
 from rattle.data import Images
 from rattle.data.dataset import choose_images
@@ -28,10 +27,10 @@ from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import SILENT, Console
 from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
@@ -114,7 +113,7 @@ def measure_gaps(
     seed: int = 0,
     device: str = "auto",
     trust_code: bool = False,
-    console: Console | None = None,
+    console: Console = SILENT,
 ) -> tuple[dict[str, Plain], list[Path]]:
     """Measure every kept checkpoint of run folders on n training and n test images each; writes loss-gap.json into the
     results of each, and one picture of all as loss-gap.png and .svg. Returns what the files hold, by the runs' labels,
@@ -125,9 +124,7 @@ def measure_gaps(
     """
     if n < LEAST or draws < 1:
         raise RattleError(f"n must be >= {LEAST} and draws >= 1, got {n} and {draws}")
-    if not folders:
-        raise RattleError("name at least one run folder")
-    runs, where = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
+    runs, where = open_runs(folders, trust_code=trust_code), choose_device(device)
     paths = [kept_checkpoints(opened.run) for opened in runs]
     found = {}
     for label, opened, kept in zip(labels(runs), runs, paths, strict=True):
@@ -136,7 +133,7 @@ def measure_gaps(
         data, measured = recipe.data.load(), []
         parts = {"train": data.train, "test": data.test}
         parts = {name: part[choose_images(part.y, n)].to(where) for name, part in parts.items()}
-        with (console or NullConsole()).progress(f"loss gaps of {label}", len(kept)) as advance:
+        with console.progress(f"loss gaps of {label}", len(kept)) as advance:
             for path in kept:
                 saved = open_checkpoint(path, trust_code=trust_code)
                 model = load_model(saved, device=where)
@@ -157,7 +154,7 @@ def measure_gaps(
             "over_training": over_training(measured),
             "answer": answer(label, measured),
         }
-        write_atomically(opened.run.loss_gap, json.dumps(found[label]).encode())
+        write_json(opened.run.loss_gap, found[label])
     figure = plot({label: plain["checkpoints"] for label, plain in found.items()})
     pictures = [plots.save(figure, opened.run.loss_gap.with_suffix(""), dpi=160) for opened in runs]
     return found, pictures[0]

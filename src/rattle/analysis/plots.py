@@ -5,7 +5,7 @@ that are compared share one scale of colours and losses, so that a flat picture 
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,17 @@ def save(figure: Figure, stem: str | Path, *, dpi: int = 200) -> list[Path]:
         figure.savefig(png, format="png", dpi=dpi, facecolor="white")
         figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
     return paths
+
+
+def trade_off_panels(titles: Sequence[str]) -> tuple[Figure, Sequence[Any]]:
+    """A panel for each title: clean accuracy on x, robust accuracy on y."""
+    figure = Figure(figsize=(4.6 * len(titles), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(titles), squeeze=False)[0]
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9)
+        panel.set(xlabel="clean accuracy, %", ylabel="robust accuracy, %")
+        panel.grid(color=FAINT, alpha=0.25)
+    return figure, panels
 
 
 def check_comparable(surfaces: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 Runs that are compared share images, directions and grids. Each checkpoint is read once.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,10 +25,10 @@ from rattle.models.user import refuse_code
 from rattle.runs.arrays import Gallery, InputPlane, same_plane
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
+from rattle.runs.io import load_arrays, read_json, save_arrays, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
-from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.runs.progress import SILENT, Advance, Console
 from rattle.threat import Threat
 
 Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file -> its dataclass of arrays
@@ -47,15 +46,6 @@ class OpenRun:
     run: Run
     checkpoint: Checkpoint
 
-    @property
-    def step(self) -> int:
-        return int(self.checkpoint.progress.get("step", 0))
-
-    @property
-    def data(self) -> tuple[Any, ...]:
-        """What runs must share to be compared on the same images."""
-        return self.checkpoint.recipe.data.name, self.checkpoint.shape, self.checkpoint.classes
-
 
 def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     """A run; trust_code: as for `load`."""
@@ -64,6 +54,13 @@ def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     saved = open_checkpoint(folder, trust_code=trust_code)
     refuse_code([] if trust_code else [saved.recipe.model], str(saved.path))  # before anything is computed
     return OpenRun(Run(Path(folder)), saved)
+
+
+def open_runs(folders: Sequence[Path | str], *, trust_code: bool) -> list[OpenRun]:
+    """Several runs, one or more."""
+    if not folders:
+        raise RattleError("name at least one run folder")
+    return [open_run(folder, trust_code=trust_code) for folder in folders]
 
 
 def labels(runs: Sequence[OpenRun]) -> list[str]:
@@ -78,7 +75,7 @@ def compute_landscapes(
     config: LandscapeConfig | None = None,
     *,
     device: str = "auto",
-    console: Console | None = None,
+    console: Console = SILENT,
     trust_code: bool = False,
 ) -> list[Path]:
     """Input and weight landscapes and flatness numbers of runs, side by side; returns the pictures' paths.
@@ -86,14 +83,13 @@ def compute_landscapes(
     The first of the run folders is the reference: its gradient spans every run's input plane, since surfaces are
     comparable over one plane only. device: where to compute; trust_code: as for `load`.
     """
-    if not folders:
-        raise RattleError("name at least one run folder")
-    runs, found = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
+    runs, where = open_runs(folders, trust_code=trust_code), choose_device(device)
     for other in runs[1:]:
-        if other.data != runs[0].data:
-            which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
+        ours, theirs = runs[0].checkpoint.images, other.checkpoint.images
+        if ours != theirs:
+            which = f"{other.run.folder} is of {theirs[0]} and {runs[0].run.folder} of {ours[0]}"
             raise RattleError(f"{which}: landscapes are compared on the same images")
-    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole(), found), runs)
+    return draw(store_landscapes(runs, config or LandscapeConfig(), console, where), runs)
 
 
 def store_landscapes(
@@ -121,8 +117,8 @@ def store_landscapes(
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
-        metadata = {"step": opened.step, "n": len(many), "detail": asdict(config)}
-        write_atomically(opened.run.flatness, json.dumps(metadata | flat, indent=1).encode())
+        metadata = {"step": opened.checkpoint.step, "n": len(many), "detail": asdict(config)}
+        write_json(opened.run.flatness, metadata | flat, indent=1)
     return stored
 
 
@@ -156,7 +152,7 @@ def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
 
 def gallery_up_to_date(opened: OpenRun) -> bool:
     try:
-        return load_arrays(Gallery, opened.run.gallery).step == opened.step
+        return load_arrays(Gallery, opened.run.gallery).step == opened.checkpoint.step
     except RattleError:
         return False
 
@@ -169,7 +165,7 @@ def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
         return False
     flat = [read_json(opened.run.flatness, []) or {} for opened in runs]
     for found, opened in zip(flat, runs, strict=True):
-        if found.get("step") != opened.step or found.get("detail") != flat[0].get("detail"):
+        if found.get("step") != opened.checkpoint.step or found.get("detail") != flat[0].get("detail"):
             return False
         if not all(opened.run.landscape(kind).is_file() for kind in PICTURES):
             return False
@@ -181,7 +177,7 @@ def prepare(
     config: LandscapeConfig = QUICK,
     *,
     device: str = "auto",
-    console: Console | None = None,
+    console: Console = SILENT,
     trust_code: bool = False,
 ) -> list[Path]:
     """Compute what a report of these run folders lacks or holds of older weights; returns the files written.
@@ -190,13 +186,13 @@ def prepare(
     be read or computed the reason is logged, since a report shows the rest. device: where to compute; trust_code: as
     for `load`.
     """
-    console, written, where = console or NullConsole(), [], choose_device(device)
+    written, where = [], choose_device(device)
     groups: dict[tuple[Any, ...], list[OpenRun]] = {}
     for folder in folders:
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):
             try:
                 opened = open_run(folder, trust_code=trust_code)
-                groups.setdefault(opened.data, []).append(opened)
+                groups.setdefault(opened.checkpoint.images, []).append(opened)
             except RattleError as reason:
                 console.log(f"not computed for {folder}: {reason}")
     for runs in groups.values():

@@ -6,7 +6,6 @@ expansion makes things worse (paper, Section 4). Everything is computed in doubl
 """
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,10 @@ from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import floats_for, logits_of
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import printable
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import SILENT, Console
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
 
@@ -89,7 +88,7 @@ def measure_checkpoint(
     device: str = "auto",
     out: Path | str | None = None,
     trust_code: bool = False,
-    console: Console | None = None,
+    console: Console = SILENT,
 ) -> tuple[Plain, list[Path]]:
     """Measure a run folder's or checkpoint's remainders on n test images, and what its Taylor terms add to the gradient
     on `batches` minibatches of them; writes fidelity.json, .png and .svg.
@@ -105,13 +104,13 @@ def measure_checkpoint(
     x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
     settings = {"sigmas": sigmas, "draws": draws, "batch_statistics": batch_statistics}
-    with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:
+    with console.progress("fidelity", 2 * draws * len(sigmas)) as advance:
         of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
         found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}
     plain |= measure_terms(target, recipe, batches=batches, seed=seed)
-    write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
+    write_json(folder / "fidelity.json", plain)
     return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
 
 

@@ -7,13 +7,14 @@ without terms of their own (sampled) are measured too. Train-mode BatchNorm, sta
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rattle.analysis.landscape import weight_gradient
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.target import Target
@@ -32,19 +33,13 @@ WHOLE = "all they add"
 LASTS = 0.05  # of the zeroth term's lasting gradient: what is below it is nothing of their own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermRow:
-    """The gradient of a Taylor term, or of all; means over minibatches."""
-
-    name: str
-    over_zeroth: float  # its length over that of the zeroth term's gradient
-    to_zeroth: float  # cosine to that
-    to_smoothing: float  # cosine to the gradient of constant soft labels
-    own: float  # the part of its length that no combination of these two explains
-    repeats: float  # the cosine of that part between two minibatches
-    lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
-    lasts_low: float | None  # its 95 % interval, over minibatches
-    lasts_high: float | None
+# The gradient of a Taylor term, or of all, by its name; means over minibatches:
+# over_zeroth: its length over that of the zeroth term's gradient; to_zeroth: cosine to that
+# to_smoothing: cosine to the gradient of constant soft labels
+# own: the part of its length that no combination of these two explains; repeats: its cosine between two minibatches
+# lasts: what is left of that part on average over minibatches, over what is left of the zeroth's gradient; lasts_low,
+# lasts_high: its 95 % interval, over minibatches, or None
+TermRow = dict[str, Any]
 
 
 def agreement(vectors: Tensor) -> float:
@@ -89,7 +84,7 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     order = torch.randperm(len(target.test), generator=shuffled)
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
-    return {"terms": [asdict(row) for row in rows], "answer": answer(rows[-1], batches)}
+    return {"terms": rows, "answer": answer(rows[-1], batches)}
 
 
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
@@ -115,17 +110,17 @@ def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor) -> 
     own = gradient - (basis @ (basis.mT @ gradient[:, :, None])).squeeze(2)
     sizes = own.norm(dim=1) / zeroth.norm(dim=1)
     low, high = lasting_interval(own, zeroth, sizes)
-    return TermRow(
-        name=name,
-        over_zeroth=float((gradient.norm(dim=1) / zeroth.norm(dim=1)).mean()),
-        to_zeroth=float(F.cosine_similarity(gradient, zeroth, eps=1e-300).mean()),
-        to_smoothing=float(F.cosine_similarity(gradient, smoothing, eps=1e-300).mean()),
-        own=float((own.norm(dim=1) / gradient.norm(dim=1)).mean()),
-        repeats=agreement(own),
-        lasts=math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
-        lasts_low=low,
-        lasts_high=high,
-    )
+    return {
+        "name": name,
+        "over_zeroth": float((gradient.norm(dim=1) / zeroth.norm(dim=1)).mean()),
+        "to_zeroth": float(F.cosine_similarity(gradient, zeroth, eps=1e-300).mean()),
+        "to_smoothing": float(F.cosine_similarity(gradient, smoothing, eps=1e-300).mean()),
+        "own": float((own.norm(dim=1) / gradient.norm(dim=1)).mean()),
+        "repeats": agreement(own),
+        "lasts": math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
+        "lasts_low": low,
+        "lasts_high": high,
+    }
 
 
 def gradients(
@@ -148,26 +143,22 @@ def gradients(
 def answer(row: TermRow, batches: int) -> str:
     """One sentence: whether what the terms add does something of its own, if the interval of `lasts` says so."""
     verdict = f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
-    interval = ""
-    if row.lasts_low is not None and row.lasts_high is not None:
-        interval = f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
-        if row.lasts_high < LASTS:
+    interval, low, high = "", row["lasts_low"], row["lasts_high"]
+    if low is not None:
+        interval = f" (95 %: {low:.2g} to {high:.2g})"
+        if high < LASTS:
             verdict = "The Taylor terms do nothing of their own"
-        elif row.lasts_low > LASTS:
+        elif low > LASTS:
             verdict = "The Taylor terms do something of their own"
     return (
-        f"{verdict}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
-        f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
-        f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
-        f"counts as nothing."
+        f"{verdict}: their gradient is {row['over_zeroth']:.2g} of the zeroth term's, with cosine "
+        f"{row['to_smoothing']:.2f} to label smoothing's and {row['to_zeroth']:.2f} to the zeroth's; of the rest "
+        f"what lasts from minibatch to minibatch is {row['lasts']:.2g}{interval} of the zeroth's, where {LASTS:g} or "
+        "less counts as nothing."
     )
 
 
 def term_gradients(model: nn.Module, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradient of each term by all weights, as one vector; the terms can still be differentiated afterwards."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    found = {}
-    for name, value in terms.items():
-        parts = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
-        found[name] = torch.cat([part.flatten() for part in parts])
-    return found
+    return {name: weight_gradient(value, weights) for name, value in terms.items()}

@@ -14,15 +14,16 @@ from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.samples import join_seeds, sample_of
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import epsilon_text, flatten, replace_at, to_plain
+from rattle.recipes.schema import ball_text, flatten, replace_at, to_plain, trade_off_text
 from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.threat import Threat
-from rattle.training.sweep import Job, check, folder_name, pending, run_local
+from rattle.training.sweep import Job, check, folder_name, pending, refuse_failed, run_local
 
 EPSILON = "attack.threat.epsilon"
 FACTORS = (1, 1 / 2, 3 / 2, 1 / 3, 2 / 3, 1 / 4, 2, 3 / 4, 1 / 6, 3)  # of the method's own value, in this order
@@ -53,11 +54,9 @@ def frontier(
         recipes = [recipes]
     bases = [resolve(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     grid = plan(bases, seeds, points, settings or {}, Path(out))
-    runs = [job for row in grid for job in row[2]]
+    runs = jobs_of(grid)
     failed = run_local(pending(runs, console), at_once=jobs, out=Path(out), console=console)
-    if failed:
-        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
-        raise RattleError(f"{len(failed)} runs failed, the same command again resumes them: {each}")
+    refuse_failed(failed, runs)
     if any(job.state != "finished" for job in runs):
         raise RattleError("another process trains some of the runs: repeat the command when all are finished")
     found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)
@@ -65,7 +64,7 @@ def frontier(
     return found
 
 
-Row = tuple[str, str, list[Job]]  # method, setting, a job for each value and seed
+Row = tuple[str, str, dict[float, list[Job]]]  # method, setting, and at each of its values a job for each seed
 
 
 def plan(
@@ -85,15 +84,24 @@ def plan(
             )
         method = base.method if names.count(base.method) == 1 else base.name
         setting, values = values_of(base, points, settings)
-        jobs = []
-        for value in values:
+        jobs: dict[float, list[Job]] = {value: [] for value in values}
+        for value, members in jobs.items():
             for seed in seeds:
                 recipe = replace(with_value(base, setting, value), seed=seed)
-                text = epsilon_text(value) if setting == EPSILON else f"{value:g}"
-                jobs.append(Job(out / slugify(base.name) / folder_name({setting: text, "seed": seed}), recipe))
+                point = {setting: trade_off_text(setting, value), "seed": seed}
+                members.append(Job(out / slugify(base.name) / folder_name(point), recipe))
         grid.append((method, setting, jobs))
-    check([job for row in grid for job in row[2]])
+    check(jobs_of(grid))
     return grid
+
+
+def jobs_of(grid: Sequence[Row]) -> list[Job]:
+    """All jobs of all methods."""
+    found = []
+    for _, _, jobs in grid:
+        for members in jobs.values():
+            found += members
+    return found
 
 
 def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
@@ -133,24 +141,26 @@ def gather(
     """Attack what was not attacked yet, and read all flags; every run is attacked by the threat of the first recipe."""
     curves = []
     for method, setting, row in grid:
-        by_value: dict[float, list[Job]] = {}
-        for job in row:
-            by_value.setdefault(setting_of(job.recipe, setting) or 0.0, []).append(job)
         points = []
-        for value, members in by_value.items():
+        for value, members in row.items():
             results = [attacked(job.run, threat, attacks, n, jobs, console) for job in members]
+            clean, robust = {}, {}
+            for name in attacks:
+                each = [(found[name], job.recipe.seed) for found, job in zip(results, members, strict=True)]
+                clean[name] = join_seeds([sample_of(result.unattacked, seed) for result, seed in each])
+                robust[name] = join_seeds([sample_of(result, seed) for result, seed in each])
             held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
             points.append(
                 Point(
                     value=value,
                     runs=tuple(str(job.folder) for job in members),
-                    clean={name: np.array([found[name].clean for found in results], float) for name in attacks},
-                    robust={name: np.array([found[name].flags for found in results], float) for name in attacks},
+                    clean=clean,
+                    robust=robust,
                     held_out=None if None in held_out else np.array(held_out),
                 )
             )
         curves.append(Curve(method=method, setting=setting, points=tuple(points)))
-    return Frontier(curves=tuple(curves), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}")
+    return Frontier(curves=tuple(curves), threat=ball_text(threat))
 
 
 def attacked(

@@ -16,15 +16,16 @@ from rattle.attacks.registry import get_attack
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.samples import Sample
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import as_float
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.runs import checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint, refuse_other_weights
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import SILENT, Console
 
 BARRIER = 0.02  # less accuracy than the straight line between the ends by this much is reported
 BATCH = 250  # images of a pass that estimates BatchNorm statistics
@@ -36,7 +37,7 @@ class Line:
     def __init__(self, first: Path | str, second: Path | str, *, trust_code: bool = False) -> None:
         self.ends = [open_checkpoint(path, trust_code=trust_code) for path in (first, second)]
         a, b = self.ends
-        if (a.recipe.data.name, a.shape, a.classes) != (b.recipe.data.name, b.shape, b.classes):
+        if a.images != b.images:
             raise RattleError(f"{first} and {second} were trained on different data: there is no line between them")
         self.target = target_from_checkpoint(a)
         self.model = self.target.model
@@ -93,14 +94,13 @@ def frontier_between(
     out: Path | str | None = None,
     save: float | None = None,
     trust_code: bool = False,
-    console: Console | None = None,
+    console: Console = SILENT,
 ) -> Frontier:
     """The accuracies on the straight line of weights from one run to another, by its place t from 0 to 1.
 
     It is of use for networks that share an initialisation; a barrier between others is reported in the notes. save:
     write the model at this t as the run out/between-T.
     """
-    console = console or NullConsole()
     if points < 3:
         raise RattleError(f"points must be 3 or more, the ends among them, got {points}")
     if save is not None and not 0 <= save <= 1:
@@ -122,13 +122,13 @@ def frontier_between(
                 val = line.val.to(line.target.device)
                 chosen_by = evaluate(model, val.x, val.y, validation, **how)
                 held_out = np.array([[chosen_by.clean_accuracy, chosen_by.robust_accuracy]])
-            clean = dict.fromkeys(attacks, np.array([result.clean], float))
-            robust = {name: np.array([result.attacks[name].flags], float) for name in attacks}
+            clean = dict.fromkeys(attacks, Sample(seeds=(0,), flags=(tuple(result.clean),)))
+            robust = {name: Sample(seeds=(0,), flags=(tuple(result.attacks[name].flags),)) for name in attacks}
             found.append(Point(value=t, clean=clean, robust=robust, held_out=held_out))
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))
     notes = barriers(curve, attacks)
-    result = Frontier(curves=(curve,), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}", notes=notes)
+    result = Frontier(curves=(curve,), threat=ball_text(threat), notes=notes)
     if out is not None:
         if save is not None:
             line.save(save, Path(out) / f"between-{save:g}")

@@ -30,7 +30,7 @@ class Ensemble(AttackExtras):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         """The point of the first component that breaks an image, else of the last."""
         x, y = check_batch(x, y)
-        draws = streams(generator, len(x), x.device)
+        draws = streams(generator, x)
         with eval_mode(model):
             *_, found = run_components(self, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
         return found.x_adv
@@ -46,6 +46,11 @@ class Ensemble(AttackExtras):
     def metadata(self) -> Plain:
         parts = {name: describe(component) for name, component in self.components().items()}
         return class_and_fields(self) | {"components": parts}
+
+
+def components_of(attack: Attack) -> dict[str, Attack]:
+    """The components of an ensemble by name; none of another attack."""
+    return attack.components() if isinstance(attack, Ensemble) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, attack_mode
 from rattle.inputs import accepts_channels_last, clean_logits, finite, logits_of
+from rattle.losses import of_others
 from rattle.randomized import Expected
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
@@ -100,8 +101,7 @@ def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
 
 def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """The wrong classes of largest logits, the largest first, [n, at most count]."""
-    wrong = logits.scatter(1, y[:, None], float("-inf"))
-    return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
+    return of_others(logits, y).topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
 def best_of_runs(
@@ -120,7 +120,7 @@ def best_of_runs(
     """
     if attack.threat.epsilon == 0:
         return x.clone()
-    draws = streams(draw, len(x), x.device)
+    draws = streams(draw, x)
     with attack_mode(model):
         flat_model = FlatModel(model, x)
         flat = flat_model.flat(x)

@@ -13,14 +13,12 @@ from rattle.errors import RattleError
 from rattle.evaluation.results import share
 from rattle.evaluation.samples import difference
 from rattle.report.compare import ALL_PAIRS, compare_methods, compare_runs, has_seeds
-from rattle.report.grid import in_percent
 from rattle.report.naming import number, p_value, title_of
-from rattle.report.run_data import RunData, Runs
+from rattle.report.run_data import RunData, Runs, baseline_first
 from rattle.report.sections import beyond
-from rattle.report.significance import PairedTest
+from rattle.report.significance import PairedTest, Tests
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
-from rattle.stats import summarise
 
 NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
@@ -45,8 +43,8 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "compare")
     check_exists(*options.models)
-    folders = [*([options.baseline] if options.baseline else []), *options.models]
-    given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
+    folders = baseline_first(options.models, options.baseline)
+    given = {Path(folder).resolve(): folder for folder in folders}  # none twice
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain.pt-results")
     runs = read_models(list(given.values()))
@@ -63,7 +61,7 @@ def main(args: list[str]) -> None:
         say(f"More than {ALL_PAIRS} models are compared with the first alone.")
 
 
-def tests_of(runs: Runs, baseline: RunData | None) -> tuple[list[PairedTest], list[str]]:
+def tests_of(runs: Runs, baseline: RunData | None) -> Tests:
     """Of methods where one has several seeds, else of networks."""
     return (compare_methods if has_seeds(runs) else compare_runs)(runs, baseline)
 
@@ -91,10 +89,11 @@ def print_beyond(runs: Sequence[RunData]) -> None:
     rows = []
     for run in runs:
         for found in beyond(run):
-            worst = [f"{100 * each.accuracy:.1f} {each.interval.percent()}" for each in found["worst"]]
-            best = [f"{100 * each.best:.1f}" for each in found["worst"]]
-            known = [f"{100 * each.error:.1f} {each.interval.percent()}" for each in found["calibration"]]
-            cells = [*(worst or ["-"]), *(best or ["-"]), *(known or ["-"])]
+            cells, worst, known = ["-", "-", "-"], found["worst"], found["calibration"]
+            if worst:
+                cells[:2] = [worst.interval.around(worst.accuracy), f"{100 * worst.best:.1f}"]
+            if known:
+                cells[2] = known.interval.around(known.error)
             rows.append([run.label, title_of(found["column"]), f"{found['n']:,}", *cells])
     if rows:
         print_table(["", "", "n", "worst class", "best class", "calibration error"], rows, left=2)
@@ -107,20 +106,14 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
 
 def row(test: PairedTest) -> list[str]:
     if test.seeds > 1:
-        return row_over_seeds(test)
-    accuracies = (percent(sample.flags[0], sample.error) for sample in test.samples)
-    change, low, high = (number(100 * x) for x in (test.difference, test.interval.low, test.interval.high))
-    change = f"{'+' if test.difference > 0 else ''}{change} [{low}, {high}]"
-    return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
-
-
-def row_over_seeds(test: PairedTest) -> list[str]:
-    accuracies = []
-    for sample in test.samples:
-        accuracies.append(in_percent(summarise(sample.accuracies)))
-    paired = difference(test.samples[1], test.samples[0])
-    interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
-    change = f"{100 * test.difference:+.1f}{interval}"
+        accuracies = [sample.summary.percent() for sample in test.samples]
+        paired = difference(test.samples[1], test.samples[0])
+        interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
+        change = f"{100 * test.difference:+.1f}{interval}"
+    else:
+        accuracies = [percent(sample.flags[0], sample.error) for sample in test.samples]
+        change, low, high = (number(100 * x) for x in (test.difference, test.interval.low, test.interval.high))
+        change = f"{'+' if test.difference > 0 else ''}{change} [{low}, {high}]"
     return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
@@ -135,7 +128,7 @@ def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) ->
 
 def beyond_to_plain(found: Plain) -> Plain:
     """A row of `print_beyond`; what is unknown is null."""
-    worst, known = (next(iter(found[key]), None) for key in ("worst", "calibration"))
+    worst, known = found["worst"], found["calibration"]
     more = {"worst_class": worst and worst.to_plain(), "calibration": known and known.to_plain()}
     return {"attack": found["column"], "n": found["n"], **more}
 
@@ -158,13 +151,13 @@ def pair_to_plain(test: PairedTest) -> Plain:
             "first_accuracies": first.accuracies,
             "second_seeds": second.seeds,
             "second_accuracies": second.accuracies,
-            "difference_interval": [paired.interval.low, paired.interval.high] if paired else None,
+            "difference_interval": list(paired.interval) if paired else None,
             "p": test.p,
             "n": first.n,
         }
     return plain | {
         **share("first", first.flags[0], first.error),
         **share("second", second.flags[0], second.error),
-        "difference_interval": [test.interval.low, test.interval.high],
+        "difference_interval": list(test.interval),
         **(asdict(test.counts) if test.counts else {"n": first.n, "p": test.p}),
     }

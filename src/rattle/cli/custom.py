@@ -54,8 +54,7 @@ def check_names(args: list[str]) -> None:
 
 def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     """The recipe for what the arguments name, before anything is known of the images; the arguments that are left."""
-    from rattle.data.registry import Data
-    from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
+    from rattle.recipes.catalog import SETTINGS, make_recipe, usual_data
 
     check_names(args)
     if "--help" in args:
@@ -68,10 +67,10 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     if "epsilon" in given:
         settings["epsilon"] = number(given["epsilon"], "--epsilon")
     name, method = given.get("data.name", "DATA"), given.get("method", METHOD)
-    if name in SETTINGS:
-        return make_recipe(method, data=SETTINGS[name].data, **settings), rest
-    recipe = make_recipe(method, data=Data(name=name, augment=NO_AUGMENT), **settings)
-    return replace(recipe, epochs=recipe.epochs // 2), rest  # a run can be made longer later
+    recipe = make_recipe(method, data=usual_data(name), **settings)
+    if name not in SETTINGS:
+        recipe = replace(recipe, epochs=recipe.epochs // 2)  # a run can be made longer later
+    return recipe, rest
 
 
 def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | None]:

@@ -4,7 +4,6 @@ import logging
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from rattle.forward import PairedForward
 from rattle.inputs import is_correct, to_float
 from rattle.models import find_head
 from rattle.objectives.base import StepContext
-from rattle.paper.cost import new_state, one_step
+from rattle.paper.cost import new_state, one_step, seconds_of
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -48,7 +47,6 @@ STRENGTH = 0.02  # robust accuracy that an attack in bf16 may leave more
 class Finding:
     """What a check found; passed is None where it could not be made, or is no test."""
 
-    check: str
     passed: bool | None
     detail: str
 
@@ -65,8 +63,8 @@ class StopAfterOne(NullConsole):
             raise Stop
 
 
-def findings(device: torch.device) -> Iterator[Finding]:
-    """Every check, as it ends."""
+def findings(device: torch.device) -> Iterator[tuple[str, Finding]]:
+    """Every check by its name, as it ends."""
     checks: dict[str, Callable[[torch.device], Finding]] = {
         "a step, beside the CPU's": check_step,
         "verdicts, beside the CPU's": check_verdicts,
@@ -78,9 +76,9 @@ def findings(device: torch.device) -> Iterator[Finding]:
     }
     for name, check in checks.items():
         try:
-            yield replace(check(device), check=name)
+            yield name, check(device)
         except Exception as reason:  # a report names what fails and continues
-            yield Finding(name, False, f"{type(reason).__name__}: {first_line(reason)}")
+            yield name, Finding(False, f"{type(reason).__name__}: {first_line(reason)}")
     yield from speeds(device)
 
 
@@ -112,7 +110,7 @@ def gradient_of_a_step(device: torch.device) -> Tensor:
 def check_step(device: torch.device) -> Finding:
     here, there = gradient_of_a_step(torch.device("cpu")), gradient_of_a_step(device)
     error = float((here - there).norm() / here.norm())
-    return Finding("", error <= TOLERANCE, f"gradients differ by {error:.1e} of their length (at most {TOLERANCE:g})")
+    return Finding(error <= TOLERANCE, f"gradients differ by {error:.1e} of their length (at most {TOLERANCE:g})")
 
 
 def robust(name: str, device: torch.device, n: int, *, bf16: bool = False) -> Tensor:
@@ -130,12 +128,12 @@ def check_verdicts(device: torch.device, n: int = 100, names: tuple[str, ...] = 
         differ = robust(name, torch.device("cpu"), n) != robust(name, device, n)
         counts.append(int(differ.sum()))
     detail = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
-    return Finding("", max(counts) <= 1, f"images of {n} whose verdict differs (rounding may move 1): {detail}")
+    return Finding(max(counts) <= 1, f"images of {n} whose verdict differs (rounding may move 1): {detail}")
 
 
 def check_waiting(device: torch.device) -> Finding:
     if device.type != "cuda":
-        return Finding("", None, "torch reports it on CUDA alone")
+        return Finding(None, "torch reports it on CUDA alone")
     state = new_state(timed_recipe(device))
     run = one_step(state)
     run()
@@ -144,7 +142,7 @@ def check_waiting(device: torch.device) -> Finding:
         run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return Finding("", True, "none")
+    return Finding(True, "none")
 
 
 def short_run(device: torch.device) -> Recipe:
@@ -167,7 +165,7 @@ def check_resume(device: torch.device) -> Finding:
         except Stop:
             fit(recipe, parts, log="none", quiet=True, resume=True)
         equal = weights_digest(whole) == weights_digest(parts)
-    return Finding("", equal, "2 epochs, stopped after the first, beside a run never stopped")
+    return Finding(equal, "2 epochs, stopped after the first, beside a run never stopped")
 
 
 def weights_digest(folder: Path) -> str:
@@ -178,7 +176,7 @@ def check_bf16(device: torch.device) -> Finding:
     n = 300
     full, half = (float(robust("pgd20", device, n, bf16=bf16).float().mean()) for bf16 in (False, True))
     detail = f"PGD-20 leaves {100 * half:.1f} % in bf16, {100 * full:.1f} % in float32 (n {n})"
-    return Finding("", half <= full + STRENGTH, detail)
+    return Finding(half <= full + STRENGTH, detail)
 
 
 def check_autoattack(device: torch.device) -> Finding:
@@ -193,18 +191,18 @@ def check_autoattack(device: torch.device) -> Finding:
         x_adv, _ = reference.run_standard_evaluation(x, y, batch_size=n)
         theirs, name = is_correct(model, x_adv, y).cpu(), "pyautoattack"
     elif device.type == "cpu":
-        return Finding("", None, "needs pyautoattack to compare with: pip install 'rattle-robust[dev]'")
+        return Finding(None, "needs pyautoattack to compare with: pip install 'rattle-robust[dev]'")
     else:
         theirs, name = robust("autoattack", torch.device("cpu"), n), "the CPU"
     differ = int((ours != theirs).sum())
     detail = f"{differ} of {n} verdicts differ from those of {name}; robust {int(ours.sum())} and {int(theirs.sum())}"
-    return Finding("", differ <= 1, detail)
+    return Finding(differ <= 1, detail)
 
 
 def check_ranks(device: torch.device) -> Finding:
     """A network without BatchNorm trained by two processes, beside one: the same weights up to rounding."""
     if device.type != "cpu" and torch.accelerator.device_count() < 2:
-        return Finding("", None, "there is one device")
+        return Finding(None, "there is one device")
     recipe = replace(short_run(device), model="cnn-plain", device="cpu" if device.type == "cpu" else "auto")
     with tempfile.TemporaryDirectory() as folder:
         file, one, two = (Path(folder) / name for name in ("recipe.yaml", "one", "two"))
@@ -214,10 +212,10 @@ def check_ranks(device: torch.device) -> Finding:
         train = ["-m", "rattle", "train", str(file), "--out", str(two)]
         done = subprocess.run([*torchrun, *train], capture_output=True, text=True)
         if done.returncode:
-            return Finding("", False, (done.stderr.strip().splitlines() or ["no message"])[-1])
+            return Finding(False, (done.stderr.strip().splitlines() or ["no message"])[-1])
         here, there = (vector(run) for run in (one, two))
     error = float((here - there).norm() / here.norm())
-    return Finding("", error <= CLOSE, f"weights differ by {error:.1e} of their length from one process's")
+    return Finding(error <= CLOSE, f"weights differ by {error:.1e} of their length from one process's")
 
 
 def vector(folder: Path) -> Tensor:
@@ -232,7 +230,7 @@ def timed_recipe(device: torch.device) -> Recipe:
     return replace(get_recipe("cifar10-linf-preact18-trades-2nd"), device=str(device))
 
 
-def speeds(device: torch.device) -> Iterator[Finding]:
+def speeds(device: torch.device) -> Iterator[tuple[str, Finding]]:
     """Images a second of a TRADES 1st+2nd step, in each layout, precision and with torch.compile."""
     recipe = timed_recipe(device)
     flop = step_flop(recipe)
@@ -248,13 +246,15 @@ def speeds(device: torch.device) -> Iterator[Finding]:
             state = new_state(replace(recipe, **changes))
             state.layout = layout
             state.model.to(memory_format=layout)  # type: ignore[call-overload]
-            rate = recipe.batch_size / seconds_of(one_step(state), device)
+            run = one_step(state)
+            taken = [seconds_of(run) for _ in range(7)]
+            rate = recipe.batch_size / median(taken[2:])  # the first two compile and allocate
         except Exception as reason:  # no compiler, no bf16
-            yield Finding(f"{network}, {name}", None, f"not here: {first_line(reason)}")
+            yield f"{network}, {name}", Finding(None, f"not here: {first_line(reason)}")
             continue
         done = rate * flop
         share = f", {100 * done / peak:.0f} % of the peak in bf16" if peak else ""
-        yield Finding(f"{network}, {name}", None, f"{rate:.0f} images/s, {done / 1e12:.3g} TFLOP/s{share}")
+        yield f"{network}, {name}", Finding(None, f"{rate:.0f} images/s, {done / 1e12:.3g} TFLOP/s{share}")
 
 
 def step_flop(recipe: Recipe) -> float:
@@ -263,15 +263,3 @@ def step_flop(recipe: Recipe) -> float:
     with FlopCounter() as counted:
         run()
     return counted.total / recipe.batch_size
-
-
-def seconds_of(run: Callable[[], None], device: torch.device) -> float:
-    """The median of five steps by the wall clock, after two that compile and allocate."""
-    taken = []
-    for _ in range(7):
-        begun = time.perf_counter()
-        run()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken.append(time.perf_counter() - begun)
-    return median(taken[2:])

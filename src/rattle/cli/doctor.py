@@ -52,17 +52,17 @@ def main(args: list[str]) -> None:
         report(options.device)
 
 
-def report(name: str) -> None:
+def report(chosen: str) -> None:
     """Print the checks of a device as Markdown; exits with code 1 if one fails."""
     from rattle.cli.device import findings
     from rattle.runs.distributed import choose_device
     from rattle.training.flops import device_name
 
-    device, failed = choose_device(name), False
+    device, failed = choose_device(chosen), False
     say(f"\n| {device_name(device)} | | |\n|---|---|---|")
-    for found in findings(device):
+    for name, found in findings(device):
         failed = failed or found.passed is False
         verdict = {True: "ok", False: "FAILED", None: ""}[found.passed]
-        say(f"| {found.check} | {verdict} | {found.detail} |")
+        say(f"| {name} | {verdict} | {found.detail} |")
     if failed:
         sys.exit(1)

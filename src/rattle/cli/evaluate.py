@@ -13,16 +13,17 @@ import tyro
 
 from rattle.attacks.registry import list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
+from rattle.cli.options import RunPath, check_attacks, check_exists, given, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
-from rattle.recipes.schema import epsilon_text, number
-from rattle.report.tables import accuracy_row, percent
+from rattle.recipes.schema import ball_text, epsilon_text, number
+from rattle.report.tables import percent
 from rattle.runs.io import Plain
 from rattle.runs.progress import NullConsole
 from rattle.settings import types_of
+from rattle.stats import Interval
 
 if TYPE_CHECKING:
     from rattle.attacks.base import Attack
@@ -131,11 +132,11 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         name = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and "." in name and name.split(".")[0] not in own:
             dotted.append(name)
-    given, rest = take(args, {*dotted}, alone="true")
+    changed, rest = take(args, {*dotted}, alone="true")
     options = parse(kind, rest, command)
     check_attacks(options.attacks)
     changes: dict[str, dict[str, str]] = {}
-    for option, text in given.items():
+    for option, text in changed.items():
         name, _, setting = option.partition(".")
         if name not in options.attacks:
             raise unknown("attack of this evaluation", name, [*options.attacks, "threat"])
@@ -150,11 +151,11 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
     return options, changes
 
 
-def parse_threat(text: str) -> tuple[Norm, float]:
+def parse_threat(text: str) -> ThreatOptions:
     """A norm and its radius.
 
     >>> parse_threat("l2:0.5")
-    ('l2', 0.5)
+    ThreatOptions(norm='l2', epsilon=0.5)
     """
     name, colon, epsilon = text.partition(":")
     norms: dict[str, Norm] = {"linf": "linf", "l2": "l2", "l1": "l1"}
@@ -162,7 +163,7 @@ def parse_threat(text: str) -> tuple[Norm, float]:
         raise unknown("norm", name, list(norms))
     if not colon:
         raise RattleError(f"a threat is a norm and its radius, such as {name}:0.5, got {text!r}")
-    return norms[name], number(epsilon, text)
+    return ThreatOptions(norms[name], number(epsilon, text))
 
 
 def check_named(options: Options) -> None:
@@ -216,7 +217,7 @@ def with_noise(options: Options, target: Target) -> Target:
     return replace(target, name=name, model=model.eval(), results=results, metadata=target.metadata | {"name": name})
 
 
-def attack_target(options: Options, changes: Changes, target: Target, named: list[tuple[Norm, float]]) -> None:
+def attack_target(options: Options, changes: Changes, target: Target, named: list[ThreatOptions]) -> None:
     """Evaluate, then print."""
     from rattle.evaluation.caveats import caveats_of
     from rattle.evaluation.curve import curve
@@ -229,7 +230,7 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
     settings, threat = settings_of(options, target), options.threat.over(target.threat)
     images, attacks = target.images(settings["index"]), chosen_attacks(options.attacks, changes, threat)
     if named:
-        threats = [Threat(norm=norm, epsilon=epsilon) for norm, epsilon in named]
+        threats = [each.over(Threat()) for each in named]
         size = math.prod(target.test.shape[1:])
         attacks = under_threats(lambda each: chosen_attacks(options.attacks, changes, each), threats, size)
     first = next(iter(attacks))
@@ -238,14 +239,9 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    more = {
-        "save_adversarial": options.save_adversarial,
-        "within": options.within,
-        "minutes": options.minutes,
-        "eot": options.eot,
-    }
+    more = given(options, "save_adversarial", "within", "minutes", "eot")
     if options.noise.sigma is None or options.noise.fresh:
-        more["draws"] = options.draws
+        more |= given(options, "draws")
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():
@@ -274,9 +270,7 @@ def settings_of(options: AttackOptions, target: Target) -> Plain:
     index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
     sample: Plain = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
     metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
-    for name in ("within", "minutes"):
-        if getattr(options, name) is not None:
-            metadata[name] = getattr(options, name)
+    metadata |= given(options, "within", "minutes")
     return {
         "out": Path(options.out) if options.out else target.results,
         "metadata": metadata,
@@ -317,7 +311,9 @@ def print_result(name: str, result: Evaluation, threat: str, note: str) -> None:
         columns, images = list(sizes), f"{result.n} images, "
     else:
         columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
-    print_table(["model", *columns], [accuracy_row(name, result)], title=f"{images}{threat}, {note}")
+    row = [name, percent(result.clean, result.error)]
+    row += [percent(found.flags, found.error) for found in result.attacks.values()]
+    print_table(["model", *columns], [row], title=f"{images}{threat}, {note}")
     if len(result.attacks) > 1:
         say(f"under the strongest of these on each image: {percent(result.worst_case, result.worst_error)}")
     for attack, found in result.attacks.items():
@@ -338,10 +334,10 @@ def print_beyond(result: Evaluation, classes: Sequence[str]) -> None:
         worst, known = result.worst_class(name), result.calibration(name)
         cells = ["-", "-", "-", "-"]
         if worst:
-            low = f"{100 * worst.accuracy:.1f} {worst.interval.percent()}"
+            low = worst.interval.around(worst.accuracy)
             cells[:3] = [low, f"{classes[worst.label]} (n {worst.n})", f"{100 * worst.best:.1f}"]
         if known:
-            cells[3] = f"{100 * known.error:.1f} {known.interval.percent()}"
+            cells[3] = known.interval.around(known.error)
         rows.append([name, *cells])
     if any(set(row[1:]) != {"-"} for row in rows):
         columns = ["", "worst class", "which", "best class", "calibration error"]
@@ -364,8 +360,8 @@ def print_corruptions(options: Options, target: Target) -> None:
     rows = []
     for kind, plain in {**found["kinds"], "mean": found["mean"]}.items():
         each = [f"{100 * one['accuracy']:.1f}" for one in plain.get("by_severity", [])]
-        interval = f"{100 * plain['accuracy']:.1f} [{100 * plain['low']:.1f}, {100 * plain['high']:.1f}]"
-        rows.append([kind.replace("_", " "), interval, *(each or [""] * found["severities"])])
+        accuracy = Interval(plain["low"], plain["high"]).around(plain["accuracy"])
+        rows.append([kind.replace("_", " "), accuracy, *(each or [""] * found["severities"])])
     columns = ["corruption", "accuracy", *map(str, range(1, found["severities"] + 1))]
     print_table(columns, rows, title=f"{target.name}, {found['n']} images, % [95 % interval], by severity")
     say(f"mean corruption error {100 * (1 - found['mean']['accuracy']):.1f} %; results are in {out}")
@@ -383,7 +379,7 @@ def check_saved(options: Options, target: Target) -> None:
     images, threat = target.test[saved.index], options.threat.over(saved.threat)
     x, y, x_adv = (t.to(target.device) for t in (images.x, images.y, saved.x_adv))
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
-    held, n, where = int(good.sum()), len(good), f"{threat.norm} {epsilon_text(threat.epsilon)}"
+    held, n, where = int(good.sum()), len(good), ball_text(threat)
     if options.json:
         print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": good.int().tolist()}))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import check_attacks, check_exists, parse
+from rattle.cli.options import check_attacks, check_exists, given, parse, usage_first
 from rattle.cli.sweep import split_own
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -29,10 +29,6 @@ not trained again; more --points or --seeds extend a frontier.
   rattle frontier digits-linf-cnn-trades --setting objective.inv_lambda=1,3,9 --clean-at-least 95
   rattle frontier --between runs/plain runs/robust --save 0.4
 """
-OWN = {
-    *("--seeds", "--points", "--setting", "--attacks", "--n", "--out", "--jobs", "--launcher", "--slurm"),
-    *("--clean-at-least", "--robust-at-least", "--between", "--save", "--trust-code"),
-}
 
 
 @dataclass(frozen=True)
@@ -56,13 +52,11 @@ class Options:
 
 
 def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        parse(Options, ["--help"], "frontier RECIPE")
+    usage_first(args, USAGE, Options, "frontier RECIPE")
     texts = []
     while len(texts) < len(args) and not args[len(texts)].startswith("--"):
         texts.append(args[len(texts)])
-    own, settings = split_own(args[len(texts) :], OWN)
+    own, settings = split_own(args[len(texts) :], Options)
     rest = [word for name, words in settings for word in (name, *words)]
     options = parse(Options, own, "frontier RECIPE")
     check_attacks(options.attacks)
@@ -98,7 +92,7 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
         raise RattleError("name one recipe or more, the baseline first, or two runs with --between")
     if options.save is not None:
         raise RattleError("--save goes with --between")
-    from rattle.analysis.trace import frontier, plan
+    from rattle.analysis.trace import frontier, jobs_of, plan
     from rattle.recipes.catalog import resolve
     from rattle.training.sweep import check_jobs, pending
 
@@ -108,7 +102,7 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
     points = 5 if options.points is None else options.points
     settings, console, out = settings_of(options.setting), Console(), Path(options.out)
     if options.launcher == "slurm":
-        jobs = [job for row in plan(recipes, options.seeds, points, settings, out) for job in row[2]]
+        jobs = jobs_of(plan(recipes, options.seeds, points, settings, out))
         left = pending(jobs, console)
         if left:
             submit(left, options.slurm, out, console, Console)
@@ -156,7 +150,7 @@ def show(found: Frontier, options: Options) -> None:
         title = f"robust accuracy less that of {found.methods[0]} at equal clean accuracy, points"
         print_table(["method", "setting", "attack", "difference"], gaps, title=title, left=3)
         say(found.summary())
-    if options.clean_at_least is not None or options.robust_at_least is not None:
-        say(str(found.choose(clean_at_least=options.clean_at_least, robust_at_least=options.robust_at_least)))
+    if bounds := given(options, "clean_at_least", "robust_at_least"):
+        say(str(found.choose(**bounds)))
     if options.save is not None:
         say(f"the model at {options.save:g} is the run {Path(options.out) / f'between-{options.save:g}'}")

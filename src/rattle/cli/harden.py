@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rattle.cli.console import Console, say
-from rattle.cli.options import check_attacks, parse
+from rattle.cli.options import check_attacks, given, parse
 from rattle.data.sources import check_source
 from rattle.errors import RattleError
 from rattle.evaluation.network import Network
@@ -44,15 +44,11 @@ def main(args: list[str]) -> None:
     options.check_weights()
     split_method(options.method)
     check_attacks(options.attacks)
-    from rattle.data.registry import Data
-    from rattle.recipes.catalog import NO_AUGMENT, SETTINGS
+    from rattle.recipes.catalog import usual_data
     from rattle.training.harden import harden
 
-    changes = {"seed": options.seed, "device": options.device}
-    for name in ("epochs", "batch_size"):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    data = SETTINGS[options.data].data if options.data in SETTINGS else Data(name=options.data, augment=NO_AUGMENT)
+    changes = given(options, "seed", "device", "epochs", "batch_size")
+    data = usual_data(options.data)
     result = harden(
         Network(**{field.name: getattr(options, field.name) for field in fields(Network)}),
         replace(data, root=options.data_root, resize=options.resize, crop=options.crop),

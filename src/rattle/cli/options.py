@@ -67,6 +67,13 @@ def parse(options: type[T], args: list[str], command: str, *, default: T | None 
         return tyro.cli(options, **settings)
 
 
+def usage_first(args: list[str], usage: str, options: type, command: str) -> None:
+    """Print how a command with a free form is called, and its own options, where that is asked or nothing is given."""
+    if not args or args[0] in ("-h", "--help"):
+        print(usage)
+        parse(options, ["--help"], command)
+
+
 def check_exists(*paths: str) -> None:
     """Refuse paths of runs, checkpoints and results where nothing is; hf:OWNER/NAME and zoo:NAME are no paths.
 
@@ -83,6 +90,11 @@ def check_attacks(names: Iterable[str]) -> None:
         raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
     for name in names:
         check_attack(name)
+
+
+def given(options: object, *names: str) -> dict[str, Any]:
+    """Those of these options that were given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def is_given(args: list[str], name: str) -> bool:

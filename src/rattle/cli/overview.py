@@ -1,6 +1,6 @@
 """What a run is about to do, in a few lines: images, network, threat, length."""
 
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.training.state import TrainState
 
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
@@ -24,7 +24,7 @@ def overview(state: TrainState) -> str:
         "images": images,
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
-        "method": recipe.with_seed(f"{recipe.method} against {threat.norm} {epsilon_text(threat.epsilon)}"),
+        "method": recipe.with_seed(f"{recipe.method} against {ball_text(threat)}"),
         "epochs": f"{recipe.epochs}{left}, each {steps} step{'s' if steps > 1 else ''} of {batch} images; {rate}",
     }
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import given, parse
 from rattle.data.sources import SOURCES
 from rattle.errors import RattleError
 from rattle.paper.tables import table
@@ -52,7 +52,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "paper")
-    number = table(options.table).number  # raises RattleError if there is none
+    number = options.table
+    table(number)  # raises RattleError if there is none
     if not options.protocols:
         raise RattleError("--protocols needs at least one of honest and paper")
     from rattle.paper import writer
@@ -60,8 +61,9 @@ def main(args: list[str]) -> None:
     from rattle.paper.estimate import estimate
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import train, unfinished
-    from rattle.training.sweep import check_jobs
+    from rattle.paper.run import train
+    from rattle.runs.progress import ProgressOnly
+    from rattle.training.sweep import check_jobs, pending, refuse_failed
 
     check_jobs(options.jobs)
     scale, console = scale_of(options), Console()
@@ -85,18 +87,16 @@ def main(args: list[str]) -> None:
         confirm(options)
         for data in {job.recipe.data for job in planned.jobs.values()}:
             data.load()  # refuse missing data before anything is trained
-    todo, runs = unfinished(planned, console), out / scale.name
+    wanted = [job for job in planned.jobs.values() if not job.run.divergence]  # one that diverged is not tried again
+    todo, runs = pending(wanted, ProgressOnly(console)), out / scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
-        waiting = sum(not job.run.divergence for job in planned.jobs.values())
-        say(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
+        say(f"{len(todo)} of {len(wanted)} runs are in the queue; the same command again prints the table")
         return
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
-    rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
-    print_result(writer.printed_table(planned, title, rows), number, options, console)
-    if failed:
-        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")
+    results = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
+    print_result(writer.printed_table(planned, title, results), number, options, console)
+    refuse_failed(failed, list(planned.jobs.values()))
 
 
 def scale_of(options: Options) -> Scale:
@@ -115,11 +115,8 @@ def scale_of(options: Options) -> Scale:
             raise RattleError(f"--data {word} does nothing at scale {scale.name}, where {only}")
         else:
             files[name] = file
-    given = {}
-    for name in ("epochs", "train_size", "n", "autoattack_n", "extra"):
-        if getattr(options, name) is not None:
-            given[name] = getattr(options, name)
-    return replace(scale, sources=files, root=options.data_root, **given)
+    changes = given(options, "epochs", "train_size", "n", "autoattack_n", "extra")
+    return replace(scale, sources=files, root=options.data_root, **changes)
 
 
 def print_plan(planned: Plan, states: States) -> None:

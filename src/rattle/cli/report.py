@@ -1,6 +1,5 @@
 """rattle report: one HTML page of one or more runs, that works offline."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,33 +30,21 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "report")
     check_exists(*options.runs)
-    how = {"compute": options.compute, "device": options.device, "trust_code": options.trust_code}
-    baseline = options.baseline or None
-    path = report(options.runs, options.out or None, baseline=baseline, **how, console=Console())
+    path = report(options)
     say(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def report(
-    runs: Sequence[Path | str],
-    out: Path | str | None = None,
-    *,
-    baseline: Path | str | None = None,
-    compute: bool = True,
-    device: str = "auto",
-    trust_code: bool = False,
-    console: Console | None = None,
-) -> Path:
-    """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`.
+def report(options: Options) -> Path:
+    """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it.
 
-    `baseline` is as in `build`, `trust_code` as in `load`; device: where to compute. Of many runs what takes minutes is
-    computed for those alone whose images are shown.
+    Of many runs what takes minutes is computed for those alone whose images are shown.
     """
-    if compute:
+    baseline = options.baseline or None
+    if options.compute:
         from rattle.analysis.prepare import prepare
 
-        loaded = load_runs(
-            baseline_first(with_runs(runs), baseline)
-        )  # refuses what is no run before minutes are spent on others
+        # refuses what is no run before minutes are spent on others
+        loaded = load_runs(baseline_first(with_runs(options.runs), baseline))
         shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
-        prepare(shown, device=device, console=console, trust_code=trust_code)
-    return build(runs, out, baseline=baseline, published=published)
+        prepare(shown, device=options.device, console=Console(), trust_code=options.trust_code)
+    return build(options.runs, options.out or None, baseline=baseline, published=published)

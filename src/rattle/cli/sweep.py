@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from rattle.attacks.registry import check_attack
 from rattle.cli.compare import print_tests, tests_of
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import parse, usage_first
 from rattle.cli.table import read_models
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
 from rattle.recipes.names import check_recipe
 from rattle.report.compare import over_seeds
-from rattle.report.grid import grid_rows, grid_settings
+from rattle.report.grid import grid_rows
 from rattle.report.tables import write_table
 from rattle.runs.io import write_atomically
 from rattle.training.slurm import Slurm, submit
@@ -37,7 +37,6 @@ Given again, the same command skips the runs that are finished and continues tho
 evaluated and compared over seeds: table.md and methods.png in the sweep's folder.
 """
 Point = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
-OWN = ("--methods", "--seeds", "--attacks", "--n", "--trust-code", "--launcher", "--jobs", "--out", "--slurm")
 USUAL = "digits-linf-cnn"  # of --methods alone
 
 
@@ -57,11 +56,9 @@ class Options:
 
 
 def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        parse(Options, ["--help"], "sweep RECIPE")
+    usage_first(args, USAGE, Options, "sweep RECIPE")
     text, words = ("", args) if args[0].startswith("--") else (args[0], args[1:])
-    own, settings = split_own(words, OWN)
+    own, settings = split_own(words, Options)
     options = parse(Options, own, "sweep RECIPE")
     if not text and not options.methods:
         raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
@@ -71,7 +68,7 @@ def main(args: list[str]) -> None:
     for name in options.attacks:
         check_attack(name)
     from rattle.recipes.catalog import resolve
-    from rattle.training.sweep import check_jobs, pending, plan, run_local
+    from rattle.training.sweep import check_jobs, pending, plan, refuse_failed, run_local
 
     check_jobs(options.jobs)
     points = []
@@ -88,9 +85,7 @@ def main(args: list[str]) -> None:
         say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again prints their state")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
-    if failed:
-        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
-        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
+    refuse_failed(failed, jobs)
     ready = sum(job.state == "finished" for job in jobs)
     say(f"{ready} of {len(jobs)} runs are finished in {out}")
     if not options.attacks:
@@ -121,19 +116,20 @@ def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) 
 
 def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:
     """The table of the grid by accuracy on held-out images, and what to do next."""
-    settings = grid_settings(points)
-    if not settings:
+    found = grid_rows(points)
+    if found is None:
         print("no run was evaluated on held-out images (data.val-size 0): nothing to choose by")
         return
-    columns, rows = grid_rows(settings)
+    columns, rows, best = found
     print_table(columns, rows, title="best checkpoints on the held-out images, in %, best first")
     print("(the order is by these figures: measure the first on test images before you quote it)")
-    say(f"\n  rattle evaluate {settings[0].folders[0]} --attacks autoattack --n 1000")
+    say(f"\n  rattle evaluate {best} --attacks autoattack --n 1000")
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
-def split_own(args: list[str], names: Collection[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The words of the options that have these names, and the other options, each with the words that follow it."""
+def split_own(args: list[str], options: type) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The words of a command's own options, and the other options, each with the words that follow it."""
+    names = ["--" + field.name.replace("_", "-") for field in fields(options)]
     own, others = [], []
     for name, words in occurrences(args):
         if name.split(".")[0] in names:

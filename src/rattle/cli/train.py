@@ -12,7 +12,7 @@ import tyro
 
 from rattle.cli import custom
 from rattle.cli.console import Console, say
-from rattle.cli.options import is_given, parse, take
+from rattle.cli.options import is_given, parse, take, usage_first
 from rattle.errors import RattleError
 from rattle.models.registry import check_model
 from rattle.recipes.names import check_recipe
@@ -49,9 +49,7 @@ class Options:
 
 
 def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        parse(Options, ["--help"], "train RECIPE")
+    usage_first(args, USAGE, Options, "train RECIPE")
     if "WORLD_SIZE" not in os.environ:  # ranks refuse together, below
         if args[0] == "custom":
             custom.check_names(args[1:])

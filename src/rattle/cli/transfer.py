@@ -8,7 +8,7 @@ import tyro
 
 from rattle.cli.console import say
 from rattle.cli.evaluate import AttackOptions, chosen_attacks, parse_attacking, print_result, settings_of
-from rattle.cli.options import check_exists
+from rattle.cli.options import check_exists, given
 from rattle.errors import RattleError
 from rattle.recipes.schema import epsilon_text
 
@@ -39,9 +39,8 @@ def main(args: list[str]) -> None:
     attacks = {}
     for name, attack in chosen_attacks(options.attacks, changes, threat).items():
         attacks[f"transfer-{name}"] = Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
-    result = evaluate(
-        target.model, images.x, images.y, attacks, within=options.within, minutes=options.minutes, **settings
-    )
+    settings |= given(options, "within", "minutes")
+    result = evaluate(target.model, images.x, images.y, attacks, **settings)
     if options.json:
         print(json.dumps(result.to_plain()))
         return

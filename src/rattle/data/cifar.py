@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from rattle.data.files import find
 from rattle.data.pickles import as_text, load_pickle
 from rattle.data.sources import URLS
 from rattle.errors import RattleError
+from rattle.settings import Plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def cifar(layout: Layout, root: Path) -> Dataset:
 cifar10, cifar100 = partial(cifar, CIFAR10), partial(cifar, CIFAR100)
 
 
-def batch(loaded: dict[str, Any], labels_key: str, where: str) -> tuple[np.ndarray, list[int]]:
+def batch(loaded: Plain, labels_key: str, where: str) -> tuple[np.ndarray, list[int]]:
     """uint8 images [k, 3, 32, 32] and k labels of one pickled batch."""
     x, labels = loaded.get("data"), loaded.get(labels_key)
     if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] == 3072):

@@ -14,6 +14,7 @@ from torch import Tensor
 from rattle.errors import RattleError
 from rattle.settings import check_type
 
+Names = tuple[str, ...]  # of classes: label i is that of names[i]
 COMPARED = 4096  # images in the checksum of a part
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 UNEVEN = 3  # times as many images in the largest class as in the smallest
@@ -48,7 +49,7 @@ class Images:
 
     @property
     def nbytes(self) -> int:
-        return self.shape.numel() * self.x.element_size()
+        return self.x.nbytes
 
     def __len__(self) -> int:
         return len(self.y)
@@ -72,7 +73,7 @@ class Images:
         COMPARED images, evenly spread."""
         found = hashlib.sha256(repr(self.shape).encode() + self.y.cpu().contiguous().numpy().tobytes())
         if self.decoded:
-            found.update(self.x.digest().encode())
+            found.update(self.x.files.names.tobytes())
         elif len(self):
             rows = torch.linspace(0, len(self) - 1, min(len(self), COMPARED)).long()
             found.update(self[rows].x.cpu().contiguous().numpy().tobytes())
@@ -106,7 +107,7 @@ class Dataset:
     name: str
     train: Images
     test: Images
-    classes: tuple[str, ...]  # names; label i is classes[i]
+    classes: Names
     val: Images | None = None  # held out of train, to select a checkpoint with
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
     return images.subset(~chosen), images.subset(chosen)
 
 
-def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:
+def train_test_split(name: str, images: Images, classes: Names, seed: int) -> Dataset:
     """A dataset from images without a test part: a balanced fifth, drawn by seed, becomes it."""
     if len(images) < 2:
         raise RattleError(f"{name} holds {len(images)} images, too few for a training and a test part")

@@ -31,6 +31,11 @@ RATIO = 4 / 3  # of the sides of a random crop, at most
 MOST_WORKERS = 16
 
 
+def centre(width: int, height: int, w: float, h: float) -> Box:
+    """The part of a picture in its middle that is w x h."""
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
 def crop_draws(seed: int, index: int) -> list[float]:
     """U[0, 1) for one picture: TRIES shares and shapes, then a place."""
     return ImageStreams(seed, torch.tensor([index])).uniform(2 * TRIES + 2)[0].tolist()
@@ -48,8 +53,7 @@ def random_crop(width: int, height: int, area: float, draws: Sequence[float]) ->
         if 0 < w <= width and 0 < h <= height:
             left, upper = int(draws[-2] * (width - w + 1)), int(draws[-1] * (height - h + 1))
             return left, upper, left + w, upper + h
-    w, h = min(width, RATIO * height), min(height, RATIO * width)
-    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+    return centre(width, height, min(width, RATIO * height), min(height, RATIO * width))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +77,7 @@ class PictureFiles(Dataset):
             width, height = picture.size
             if self.area is None:
                 part = min(width, height) * self.side / self.resize
-                box = (width - part) / 2, (height - part) / 2, (width + part) / 2, (height + part) / 2
+                box = centre(width, height, part, part)
             else:
                 box = random_crop(width, height, self.area, crop_draws(self.seed, i))
             return torch.from_numpy(scaled_part(picture, box, self.side))
@@ -112,11 +116,12 @@ class Pictures:
     def shape(self) -> torch.Size:
         return torch.Size((len(self), 3, self.files.side, self.files.side))
 
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel()
+
     def is_floating_point(self) -> bool:
         return False
-
-    def element_size(self) -> int:
-        return 1
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """The pictures of an index, mask or slice, decoded; RattleError for one that cannot be."""
@@ -157,10 +162,6 @@ class Pictures:
         if some.asked:
             some.ahead = some.load(list(some.asked))
         return some
-
-    def digest(self) -> str:
-        """A checksum of the names, in their order: what processes that share the work must agree on."""
-        return hashlib.sha256(self.files.names.tobytes()).hexdigest()
 
     @cached_property
     def fingerprint(self) -> Tensor:

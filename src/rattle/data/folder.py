@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.dataset import Dataset, Images, Names, train_test_split
 from rattle.data.decode import PictureFiles, Pictures
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 TEST = ("test", "val", "validation")
 RESIZE = 8 / 7  # of the shorter side to the side of a crop: 256 to 224
-Load = Callable[[Path, tuple[str, ...]], Images]  # (folder of a part, its classes) -> its images
+Load = Callable[[Path, Names], Images]  # (folder of a part, its classes) -> its images
 
 
 def folder(path: Path, seed: int, resize: int | None = None) -> Dataset:
@@ -31,7 +31,7 @@ def folder(path: Path, seed: int, resize: int | None = None) -> Dataset:
 def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, workers: int | None) -> Dataset:
     """The dataset in a folder, its pictures decoded on the fly; the settings are those of `Data`."""
 
-    def load(part: Path, classes: tuple[str, ...]) -> Images:
+    def load(part: Path, classes: Names) -> Images:
         names, labels = list_pictures(part, classes)
         encoded = np.array([os.fsencode(name) for name in names])
         files = PictureFiles(part, encoded, crop, resize or round(RESIZE * crop))
@@ -59,17 +59,17 @@ def read_parts(path: Path, seed: int, load: Load) -> Dataset:
     return Dataset(name=path.name, train=load(train, classes), test=load(test, classes), classes=classes)
 
 
-def class_names(path: Path) -> tuple[str, ...]:
+def class_names(path: Path) -> Names:
     names = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
     if not names:
         raise RattleError(f"{path} holds no class folders; it should hold one folder of PNG or JPEG images per class")
     return names
 
 
-def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list[int]]:
+def list_pictures(path: Path, classes: Names) -> tuple[list[str], list[int]]:
     """The pictures of every class at any depth, as names inside path, and their labels; hidden files are left out."""
-    names: list[str] = []
-    labels: list[int] = []
+    names = []
+    labels = []
     for label, name in enumerate(classes):
         every = glob.glob(f"{glob.escape(name)}/**/*", root_dir=path, recursive=True)
         found = sorted(file for file in every if file.lower().endswith(SUFFIXES))
@@ -80,7 +80,7 @@ def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list
     return names, labels
 
 
-def load_images(path: Path, classes: tuple[str, ...], resize: int | None) -> Images:
+def load_images(path: Path, classes: Names, resize: int | None) -> Images:
     """All pictures in memory."""
     names, labels = list_pictures(path, classes)
     files = [path / name for name in names]

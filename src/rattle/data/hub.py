@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.dataset import Dataset, Images, Names, train_test_split
 from rattle.errors import RattleError, first_line
 
 
@@ -57,13 +57,13 @@ def find_columns(name: str, split: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def class_names(train: Any, label: str) -> tuple[str, ...]:
+def class_names(train: Any, label: str) -> Names:
     """The names of a ClassLabel; else the values themselves, sorted."""
     names = getattr(train.features[label], "names", None)
     return tuple(map(str, names or sorted(set(train[label]))))
 
 
-def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
+def read_labels(split: Any, label: str, classes: Names, where: str) -> torch.Tensor:
     if hasattr(split.features[label], "names"):  # a ClassLabel has numbers
         return torch.tensor(split[label])
     labels = []

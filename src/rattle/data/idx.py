@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rattle.data.dataset import Dataset, Images
+from rattle.data.dataset import Dataset, Images, Names
 from rattle.data.files import MEMBER_LIMIT, find, readable
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def idx_dataset(name: str, torchvision: str, classes: tuple[str, ...], root: Path) -> Dataset:
+def idx_dataset(name: str, torchvision: str, classes: Names, root: Path) -> Dataset:
     """torchvision: the folder that torchvision puts the files in. Not root itself: the two sets share file names."""
     folders = (name, f"{torchvision}/raw", torchvision)
 

@@ -10,7 +10,7 @@ import torch
 from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
-from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.dataset import Dataset, Images, Names, train_test_split
 from rattle.data.files import IN_MEMORY, open_arrays
 from rattle.errors import RattleError
 
@@ -50,7 +50,7 @@ def read_labels(y: np.ndarray, where: str) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def read_classes(names: np.ndarray | None, highest: int, path: Path) -> tuple[str, ...]:
+def read_classes(names: np.ndarray | None, highest: int, path: Path) -> Names:
     """The stored names, or the numbers 0 to highest."""
     if names is not None:
         if names.ndim != 1 or names.dtype.kind != "U":

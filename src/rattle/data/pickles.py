@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rattle.errors import RattleError
+from rattle.settings import Plain
 
 
 class Refused(Exception):
@@ -41,7 +42,7 @@ class PickledArray:
         self.array = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-ALLOWED: dict[str, Any] = {
+ALLOWED = {
     "numpy.ndarray": PickledArray,
     "numpy.dtype": PickledType,
     "numpy.core.multiarray._reconstruct": PickledArray,
@@ -57,7 +58,7 @@ class RestrictedUnpickler(pickle.Unpickler):
         return ALLOWED[name]
 
 
-def load_pickle(raw: bytes, where: str) -> dict[str, Any]:
+def load_pickle(raw: bytes, where: str) -> Plain:
     """A pickled dict of arrays, lists and texts, with its keys as str; RattleError for anything else.
 
     raw: the pickle. where: the file, for error messages.

@@ -7,6 +7,7 @@ from rattle.data.files import atomic_write
 
 TILE, HEADER, MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
 INK = "#222222"
+Rows = list[tuple[str, ...]]  # of a table, header first
 
 
 def parts(data: Dataset) -> dict[str, Images]:
@@ -15,9 +16,9 @@ def parts(data: Dataset) -> dict[str, Images]:
     return {name: images for name, images in named.items() if images}
 
 
-def describe(data: Dataset) -> list[tuple[str, ...]]:
-    """Rows of a table, header first: each part's number of images, their shape and their size in memory."""
-    rows: list[tuple[str, ...]] = [("part", "images", "shape", "bytes")]
+def describe(data: Dataset) -> Rows:
+    """Each part's number of images, their shape and their size in memory."""
+    rows: Rows = [("part", "images", "shape", "bytes")]
     for name, images in parts(data).items():
         rows.append((name, f"{len(images):,}", shape_of(images), f"{images.nbytes:,}"))
     return rows
@@ -27,10 +28,10 @@ def shape_of(images: Images) -> str:
     return "x".join(map(str, images.shape[1:]))
 
 
-def balance(data: Dataset) -> list[tuple[str, ...]]:
-    """Rows of a table, header first: how many images of each class each part has."""
+def balance(data: Dataset) -> Rows:
+    """How many images of each class each part has."""
     columns = [images.y.bincount(minlength=len(data.classes)).tolist() for images in parts(data).values()]
-    rows: list[tuple[str, ...]] = [("class", *parts(data))]
+    rows: Rows = [("class", *parts(data))]
     for name, *counts in zip(data.classes, *columns, strict=True):
         rows.append((name, *(f"{n:,}" for n in counts)))
     return rows

@@ -6,9 +6,8 @@ the components of an ensemble found on a batch that is not done is in .NAME.FIRS
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from rattle.evaluation.results import check_name
 from rattle.runs import distributed
 from rattle.runs.checkpoint import digest
 from rattle.runs.io import append_line, atomic_file, read_jsonl, write_atomically
+from rattle.settings import Plain
 
 STATE = r"[0-9a-f]+\.state"
 ANY = rf"partial|images\.npy|{STATE}"  # the kinds of files that an interrupted evaluation leaves
@@ -55,11 +55,11 @@ def cache_key(
     return model_digest(model, x, y, settings)
 
 
-def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Mapping[str, Any]) -> str:
+def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Plain) -> str:
     x = x.fingerprint if isinstance(x, Pictures) else x
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()} | {"x": x, "y": y}
     text = json.dumps({**settings, "layers": repr(model)}, sort_keys=True, default=str)
-    return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})
+    return digest(tensors, {"settings": text})
 
 
 class ResultCache:
@@ -72,10 +72,11 @@ class ResultCache:
     def __init__(self, folder: Path, name: str, key: str, *, images: bool = False) -> None:
         self.folder, self.name, self.key = folder, check_name(name), key
         self.path = folder / f".{name}.{distributed.rank()}.partial"
-        rows = [row for path in cache_files(folder, name, "partial") for row in read_jsonl(path, [], key="first")]
-        self.done = {row["first"]: row for row in rows if row.get("key") == key}  # by the batch's first image
-        if images:
-            self.done = {first: row for first, row in self.done.items() if self.image_file(first).exists()}
+        self.done = {}  # by the batch's first image
+        for path in cache_files(folder, name, "partial"):
+            for row in read_jsonl(path, [], key="first"):
+                if row.get("key") == key and (not images or self.image_file(row["first"]).exists()):
+                    self.done[row["first"]] = row
         distributed.barrier()  # every rank has read what the ranks of an earlier call wrote
         distributed.on_main(self.drop_others)
 
@@ -86,7 +87,7 @@ class ResultCache:
             if path != self.path and not path.name.endswith(f".{self.key}.state"):
                 path.unlink()
 
-    def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
+    def add(self, first: int, row: Plain, x_adv: Tensor | None = None) -> None:
         """Store the row of the batch that begins with image `first`, and its adversarial images if given."""
         if x_adv is not None:
             with atomic_file(self.image_file(first)) as file:

@@ -8,6 +8,7 @@ import numpy as np
 from rattle.runs.io import Plain
 from rattle.stats import Interval, absolute_sum_interval
 
+Values = tuple[float, ...]  # image by image, or bin by bin
 BINS = 15  # of equal width, as in Guo et al. 2017, so that numbers can be set beside published ones
 
 
@@ -17,16 +18,16 @@ class Calibration:
 
     error: float  # mean over images of |accuracy - confidence| of their bin
     interval: Interval  # 95 %
-    confidence: tuple[float, ...]  # mean of each bin that has images: a reliability diagram
-    accuracy: tuple[float, ...]  # of each such bin
+    confidence: Values  # mean of each bin that has images: a reliability diagram
+    accuracy: Values  # of each such bin
     sizes: tuple[int, ...]  # images in each such bin
 
     def to_plain(self) -> Plain:
-        return {"error": self.error, "interval": [self.interval.low, self.interval.high], "bins": BINS}
+        return {"error": self.error, "interval": list(self.interval), "bins": BINS}
 
 
 @lru_cache(maxsize=1000)  # a page asks for each several times
-def calibration(confidence: tuple[float, ...], correct: tuple[float, ...]) -> Calibration | None:
+def calibration(confidence: Values, correct: Values) -> Calibration | None:
     """The expected calibration error (Naeini et al. 2015), with an interval over images; None without confidences.
 
     The error of finite samples is too large, for noise counts as miscalibration: `absolute_sum_interval` allows for it.
@@ -41,11 +42,11 @@ def calibration(confidence: tuple[float, ...], correct: tuple[float, ...]) -> Ca
     bins = np.minimum((sure * BINS).astype(int), BINS - 1)
     sizes = np.bincount(bins, minlength=BINS)
     means = [np.bincount(bins, values, BINS)[sizes > 0] / sizes[sizes > 0] for values in (sure, right)]
-    rounded = [tuple(values.round(6).tolist()) for values in means]
+    confidences, accuracies = (tuple(values.round(6).tolist()) for values in means)
     return Calibration(
         error=float(np.abs(np.bincount(bins, right - sure, BINS)).sum() / len(sure)),
         interval=absolute_sum_interval(right - sure, bins),
-        confidence=rounded[0],
-        accuracy=rounded[1],
+        confidence=confidences,
+        accuracy=accuracies,
         sizes=tuple(sizes[sizes > 0].tolist()),
     )

@@ -26,9 +26,8 @@ class WorstClass:
         return self.best - self.accuracy
 
     def to_plain(self) -> Plain:
-        interval = [self.interval.low, self.interval.high]
-        found = {"label": self.label, "accuracy": self.accuracy, "interval": interval, "n": self.n, "best": self.best}
-        return found | {"spread": self.spread}
+        found = {"label": self.label, "accuracy": self.accuracy, "interval": list(self.interval)}
+        return found | {"n": self.n, "best": self.best, "spread": self.spread}
 
 
 def worst_class(flags: Sequence[float], labels: Sequence[int]) -> WorstClass | None:

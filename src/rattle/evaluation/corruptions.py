@@ -1,6 +1,5 @@
 """Accuracy under common corruptions, by kind and severity: CIFAR-10-C's files, or corruptions of the test images."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,11 @@ from rattle.data.cifar_c import SEVERITIES, read_corruptions
 from rattle.data.corruptions import corrupt, kinds_for
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
+from rattle.evaluation.evaluate import classify, make_plan
 from rattle.evaluation.target import Target
-from rattle.inputs import is_correct, to_float
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.paths import Run
-from rattle.stats import Interval, mean_interval
+from rattle.stats import mean_interval
 from rattle.weights import eval_mode
 
 MADE = "made"  # instead of a folder: corruptions of the target's own test images
@@ -46,34 +45,35 @@ def measure_corruptions(
     for number, images_of in enumerate(parts.values()):
         for severity in range(1, SEVERITIES + 1):
             correct[number, severity - 1] = flags(target, images_of(severity, index))
-    found: Plain = {"data": target.metadata["data"] if source == MADE else source, "made": source == MADE}
-    found |= {"n": len(index), "seed": seed, "sample_seed": sample_seed, "severities": SEVERITIES}
-    found["mean"] = summary(correct)
-    found["kinds"] = {}
+    found: Plain = {
+        "data": target.metadata["data"] if source == MADE else source,
+        "made": source == MADE,
+        "n": len(index),
+        "seed": seed,
+        "sample_seed": sample_seed,
+        "severities": SEVERITIES,
+        "mean": summary(correct),
+        "kinds": {},
+    }
     for kind, of_kind in zip(parts, correct, strict=True):
         found["kinds"][kind] = summary(of_kind) | {"by_severity": [summary(each) for each in of_kind]}
     if source == MADE:
         found["clean"] = summary(flags(target, target.test.subset(index)))
     folder = out or target.results
-    write_atomically(folder / Run.corruptions.name, json.dumps(found, indent=1).encode())
+    write_json(folder / Run.corruptions.name, found, indent=1)
     return found
 
 
 def summary(correct: np.ndarray) -> Plain:
     """Accuracy with its 95 % interval over images, of flags [..., n]: an image's mean over kinds and severities."""
     of_images = correct.reshape(-1, correct.shape[-1]).mean(0)
-    interval: Interval = mean_interval(of_images.tolist())
-    return {"accuracy": float(of_images.mean()), "low": interval.low, "high": interval.high}
+    return {"accuracy": float(of_images.mean()), **mean_interval(of_images.tolist())._asdict()}
 
 
 def flags(target: Target, images: Images) -> np.ndarray:
     """Which images the model classifies correctly, [n] bool."""
-    found = []
-    with torch.no_grad(), eval_mode(target.model):
-        for rows in torch.arange(len(images)).split(BATCH):
-            batch = images[rows].to(target.device)
-            found.append(is_correct(target.model, to_float(batch.x, torch.contiguous_format), batch.y).cpu())
-    return torch.cat(found).numpy()
+    with eval_mode(target.model):
+        return classify(make_plan(target.model, images.x, images.y, batch_size=BATCH))[0].numpy()
 
 
 def made(target: Target, seed: int) -> tuple[Tensor, Parts]:

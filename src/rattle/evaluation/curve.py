@@ -42,7 +42,7 @@ def curve(
         return {}
     plan = make_plan(model, x, y, **settings)
     names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
-    points: dict[float, list[bool]] = {}
+    points = {}
     with eval_mode(plan.model):
         if answers_at_random(plan):
             raise RattleError("the model answers at random, and a curve counts flags: evaluate each epsilon instead")

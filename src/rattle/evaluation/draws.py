@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import Attack
-from rattle.attacks.ensemble import Ensemble
+from rattle.attacks.ensemble import components_of
 from rattle.attacks.rows import spawn
 from rattle.evaluation.results import Draws
 from rattle.inputs import NoGradient, clean_logits
@@ -84,23 +84,17 @@ def measure_all(plan: EvalPlan) -> dict[int, Measured]:
     assert plan.draws
     found = {}
     with distributed.raise_on_all_ranks():
-        for rows in plan.batches():
+        for first, rows in plan.batches().items():
             x, y = plan.images(rows)
-            with seeded(derive_seed(plan.seed, int(rows[0]), CLEAN), x.device):
+            with seeded(derive_seed(plan.seed, first, CLEAN), x.device):
                 pilot = pilot_rates(plan.model, x, y, plan.draws)
-                found[int(rows[0])] = measure(plan.model, x, y, pilot, plan.draws)
+                found[first] = measure(plan.model, x, y, pilot, plan.draws)
     for other in distributed.gather(found):
         found |= other
     return dict(sorted(found.items()))
 
 
-def join_clean(plan: EvalPlan, measured: Mapping[int, Measured]) -> tuple[list[float], Draws]:
-    """The rates of all clean images, and what their draws say."""
-    rates = torch.cat([batch.rate for batch in measured.values()]).tolist()
-    return rates, join_draws(plan, {first: batch.row() for first, batch in measured.items()})
-
-
-def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]]) -> Draws:
+def join_draws(plan: EvalPlan, found: Mapping[int, Plain]) -> Draws:
     """What the rows of all batches say of the draws."""
     pilot, majority = [], []
     for first in sorted(found):
@@ -133,19 +127,18 @@ def attack_random(
     clean: the batch without an attack. draws: K of a rate; eot: draws that attacks average over. The other parameters
     and what is returned are as in `attack_batch`; `flags` are rates.
     """
-    ensemble = isinstance(attack, Ensemble)
-    components = attack.components() if isinstance(attack, Ensemble) else {"": attack}
+    components = components_of(attack)
     x_adv, found = x.clone(), clean[torch.arange(len(x), device=x.device)]
     expected = Expected(model, eot, derive_seed(seed, first, COMMON))
     streams = ImageStreams(seed, index)
     rates, seconds = [], []
     with seeded(derive_seed(seed, first, ATTACKED), x.device):
-        for number, component in enumerate(components.values()):
+        for number, component in enumerate(components.values() or [attack]):
             begun = time.perf_counter()
             left = (found.pilot > 0).nonzero().squeeze(1)
             try:
                 if len(left):
-                    own = spawn(streams[left], number) if ensemble else streams[left]
+                    own = spawn(streams[left], number) if components else streams[left]
                     points = component(expected, x[left].clone(), y[left], generator=own).to(x)
                     pilot = pilot_rates(model, points, y[left], draws)
                     worse = attack.threat.contains(points, x[left]) & (pilot < found.pilot[left])
@@ -154,14 +147,14 @@ def attack_random(
                         x_adv[rows] = points[worse]
                         found[rows] = measure(model, x_adv[rows], y[rows], pilot[worse], draws)
             except NoGradient:
-                if not ensemble:
+                if not components:
                     raise  # in an ensemble other components need none
             rates.append(found.rate.tolist())
             seconds.append(time.perf_counter() - begun)
     row = {
-        "flags": [rates[-1], *rates] if ensemble else rates,
+        "flags": [rates[-1], *rates] if components else rates,
         "distances": [0.0] * len(x),
-        "part_seconds": seconds if ensemble else [],
+        "part_seconds": seconds if components else [],
         "seconds": sum(seconds),
         "passes": expected.passes,
         **found.row(),

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -19,27 +20,19 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, describe
 from rattle.attacks.diagnostics import find_warnings, is_random, post_checks
-from rattle.attacks.ensemble import Ensemble
+from rattle.attacks.ensemble import components_of
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key, finish
-from rattle.evaluation.draws import Measured, join_clean, join_draws, measure_all
-from rattle.evaluation.inputs import (
-    Attacks,
-    as_attacks,
-    as_threat,
-    default_batch_size,
-    image_checksums,
-    under_threats,
-)
+from rattle.evaluation.draws import Measured, join_draws, measure_all
+from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, default_batch_size, image_checksums, under_threats
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
 from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
-from rattle.inputs import CHECKED, Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
+from rattle.inputs import CHECKED, Array, Examples, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
-from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough, time_left
@@ -89,11 +82,12 @@ class EvalPlan:
         if self.within is not None and distributed.world_size() > 1:
             raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
-    def batches(self) -> tuple[Tensor, ...]:
-        """The rows of each of this rank's batches; ranks take turns."""
-        return torch.arange(len(self.y)).split(self.batch_size)[distributed.rank() :: distributed.world_size()]
+    def batches(self) -> dict[int, Tensor]:
+        """The rows of each of this rank's batches, by the first of them; ranks take turns."""
+        every = torch.arange(len(self.y)).split(self.batch_size)
+        return {int(rows[0]): rows for rows in every[distributed.rank() :: distributed.world_size()]}
 
-    def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def images(self, rows: Tensor) -> Examples:
         """Images in [0, 1] and labels of these rows, on the device."""
         x = self.x[rows.to(self.x.device)].to(self.device)
         return as_float(x, channels_last=self.channels_last), self.y[rows.to(self.y.device)].to(self.device)
@@ -207,7 +201,7 @@ def evaluate(
     if mask is not None and len(mask) != len(plan.y):
         raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
 
-    warnings, results = [], {}
+    warnings = []
     with eval_mode(plan.model):
         if check_model:
             plan = replace(plan, draws=(draws or DRAWS) if answers_at_random(plan) else None)
@@ -215,6 +209,7 @@ def evaluate(
             if draws is not None or eot is not None:
                 raise RattleError("draws and eot are for models that answer at random, and this one was not seen to")
             measured, (clean, confidence) = None, classify(plan)
+            start = clean
         else:
             if mask is not None or save_adversarial or within is not None or minutes is not None:
                 raise RattleError(
@@ -224,18 +219,17 @@ def evaluate(
                 if averages_itself(attack):
                     raise RattleError(f"evaluate averages over draws, and so would {name} once more: give eot here")
             plan = replace(plan, eot=eot or EOT)
-            measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
-            confidence = None
+            measured = measure_all(plan)
+            clean = torch.cat([batch.rate for batch in measured.values()])
+            start, confidence = torch.ones(len(clean), dtype=torch.bool), None
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
             names = [split_name(name)[0] for name in chosen]
             for attack in chosen.values():
-                if isinstance(attack, Ensemble):
-                    names += attack.components()
+                names += components_of(attack)
             warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
-        start = clean
         if mask is not None:
-            start, confidence = clean & torch.tensor(list(mask)), None
+            start, confidence = start & torch.tensor(list(mask)), None
         results = {}
         left = 0.0 if minutes is None else 60 * minutes - (time.perf_counter() - begun)
         for name, attack in chosen.items():
@@ -248,20 +242,19 @@ def evaluate(
     results = with_unions(results)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
-    rates, clean_draws = (clean.tolist(), None) if measured is None else join_clean(plan, measured)
+    if check_model:
+        warnings += afterwards(results)
     result = Evaluation(
-        clean=rates,
-        draws=clean_draws,
+        clean=clean.tolist(),
+        draws=None if measured is None else join_draws(plan, {first: batch.row() for first, batch in measured.items()}),
         confidence=[] if confidence is None else confidence.tolist(),
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
         images=None if plan.out is None else image_checksums(plan.x, plan.y),
+        warnings=tuple(warnings),
         metadata=metadata or {},
     )
-    if check_model:
-        warnings += afterwards(results)
-    result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
@@ -269,14 +262,14 @@ def evaluate(
 
 def afterwards(results: Mapping[str, AttackResult]) -> list[str]:
     """Warnings that the results of one threat give together."""
-    threats: dict[str, dict[str, AttackResult]] = {}
+    threats = {}
     for name, result in results.items():
         attack, threat = split_name(name)
         threats.setdefault(threat, {})[attack] = result
     found = []
     for same in threats.values():
         accuracies = {name: attack.accuracy for name, attack in same.items()}
-        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in same.items()}
+        parts = {name: {part: fmean(f) for part, f in a.parts.items()} for name, a in same.items()}
         found += post_checks(accuracies, parts)
     return found
 
@@ -286,7 +279,7 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
     clean = torch.zeros(len(plan.y), dtype=torch.int, device=plan.device)
     confidence = torch.zeros(len(plan.y), device=plan.device)
     with distributed.raise_on_all_ranks():
-        for rows in plan.batches():
+        for rows in plan.batches().values():
             x, y = plan.images(rows)
             logits = clean_logits(plan.model, x, y)
             rows = rows.to(plan.device)
@@ -297,7 +290,7 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
 
 def averages_itself(attack: Attack) -> bool:
     """Whether an attack, or a part of it, has an `eot` of its own."""
-    parts = attack.components().values() if isinstance(attack, Ensemble) else [attack]
+    parts = components_of(attack).values() or [attack]
     return any(getattr(part, "eot", 1) > 1 for part in parts)
 
 
@@ -323,28 +316,32 @@ def run_attack(
     """
     cache = None
     if plan.out is not None:
-        settings = {
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "mask": start.tolist(),
-            "draws": (plan.draws, plan.eot),
-        }
-        key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
+        key = cache_key(
+            plan.model,
+            plan.x,
+            plan.y,
+            attack,
+            seed=plan.seed,
+            batch_size=plan.batch_size,
+            mask=start.tolist(),
+            index=plan.index.tolist(),
+            draws=(plan.draws, plan.eot),
+        )
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
-    components = list(attack.components()) if isinstance(attack, Ensemble) else []
-    found: dict[int, Plain] = {}  # the row of each batch, by its first image
+    components = list(components_of(attack))
+    found = {}  # the row of each batch, by its first image
     n, spent = len(plan.y), 0.0
     console = plan.console or NullConsole()
-    cached = set(cache.done) if cache else set()
-    total = sum(len(rows) for rows in plan.batches())
-    done = sum(len(rows) for rows in plan.batches() if int(rows[0]) in cached)
-    with distributed.raise_on_all_ranks(), console.progress(name, total, done=done) as advance:
+    cached = cache.done if cache else {}
+    sizes = {first: len(rows) for first, rows in plan.batches().items()}
+    done = sum(size for first, size in sizes.items() if first in cached)
+    with distributed.raise_on_all_ranks(), console.progress(name, sum(sizes.values()), done=done) as advance:
         progress = AttackProgress(console, advance, components)
         with closing(attack_batches(plan, attack, start, cache, progress, measured)) as batches:
-            for rows, row in batches:
-                first, last = int(rows[0]), int(rows[-1]) + 1
+            for first, row in batches:
+                last = first + sizes[first]
                 found[first] = row
-                progress.end_batch(len(rows), sum(row["flags"][0]), cached=first in cached)
+                progress.end_batch(sizes[first], sum(row["flags"][0]), cached=first in cached)
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
                 looks = last // LOOK_EVERY > first // LOOK_EVERY
@@ -355,7 +352,7 @@ def run_attack(
                             f"one batch of {last} images took {spent:.1f} s under {name}, of "
                             f"{max(plan.seconds, 0):.1f} s that it had: give more minutes or a smaller batch_size"
                         )
-                    if not time_left(spent, last, len(rows), plan.seconds):
+                    if not time_left(spent, last, sizes[first], plan.seconds):
                         n = last
                         break
                 if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
@@ -369,7 +366,7 @@ def run_attack(
     distances = torch.zeros(n)
     known = confidence is not None and all("confidence" in row for row in found.values())  # not by version 0.3
     points = confidence[:n].clone() if known and confidence is not None else torch.zeros(n, dtype=torch.float64)
-    seconds = torch.zeros(1 + len(components), dtype=torch.float64)
+    seconds = torch.zeros(len(components), dtype=torch.float64)
     for first, row in found.items():
         rows = torch.arange(first, min(first + plan.batch_size, n))
         live = rows[start[rows]]
@@ -377,17 +374,16 @@ def run_attack(
         distances[live] = torch.tensor(row["distances"])
         if known:
             points[live] = torch.tensor(row["confidence"], dtype=torch.float64)
-        seconds[0] += row["seconds"]
         if row["part_seconds"]:
-            seconds[1:] += torch.tensor(row["part_seconds"])
+            seconds += torch.tensor(row["part_seconds"])
     if cache and plan.save_adversarial:
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n], flags[0], cache))
     result = AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
-        seconds=float(seconds[0]),
+        seconds=sum(row["seconds"] for row in found.values()),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
-        part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
+        part_seconds=dict(zip(components, seconds.tolist(), strict=True)),
         confidence=points.tolist() if known else [],
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
         draws=None if measured is None else join_draws(plan, found),

@@ -13,7 +13,7 @@ from rattle.attacks.registry import get_attack
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.threat import Norm, Threat
 
 LARGEST_BATCH, SMALLEST_BATCH = 250, 16
@@ -68,7 +68,7 @@ def as_attacks(attacks: Attacks, threat: Threat | None) -> dict[str, Attack]:
     """
     if isinstance(attacks, Mapping):
         return {check_name(name): as_attack(attack, threat) for name, attack in attacks.items()}
-    found: dict[str, Attack] = {}
+    found = {}
     for attack in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
         name = attack if isinstance(attack, str) else type(attack).__name__.lower()
         if name in found and not isinstance(attack, str):
@@ -101,7 +101,7 @@ def under_threats(
         raise RattleError("threats are two or more; one alone is the threat itself, or its norm and epsilon")
     for one, other in permutations(threats, 2):
         if one.lies_within(other, size):
-            first, second = (f"{threat.norm} {epsilon_text(threat.epsilon)}" for threat in (one, other))
+            first, second = (ball_text(threat) for threat in (one, other))
             raise RattleError(f"the threat {first} lies within {second}, so their union is the latter: leave out one")
     found = {}
     for threat in threats:

@@ -45,20 +45,19 @@ def in_processes(
     for name, module in list(sys.modules.items()):
         if name.startswith(USER_MODULE):
             register_pickle_by_value(module)  # no other process could import it
-    environment = {
-        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)),
-        "PYTHONSAFEPATH": "1",  # `python -m` would import from the working directory first
-        "MALLOC_MMAP_MAX_": "0",  # glibc keeps the memory of large tensors for the next ones
-        "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    }
     executor = get_reusable_executor(
         max_workers=jobs,
         timeout=IDLE,
-        env=environment,
+        env={
+            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)),
+            "PYTHONSAFEPATH": "1",  # `python -m` would import from the working directory first
+            "MALLOC_MMAP_MAX_": "0",  # glibc keeps the memory of large tensors for the next ones
+            "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        },
         initializer=prepare,
         initargs=(os.getpid(), folders_of(model)),
     )
-    pending: set[Future[Any]] = set()
+    pending = set()
     try:
         for task in tasks:
             pending.add(executor.submit(function, *task))

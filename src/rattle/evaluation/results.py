@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rattle.errors import RattleError
-from rattle.evaluation.calibration import Calibration, calibration
+from rattle.evaluation.calibration import Calibration, Values, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.recipes.reading import parse_json, tidy
-from rattle.runs.io import Plain, read_json, write_atomically
+from rattle.runs.io import Plain, read_json, write_json
 from rattle.runs.paths import Run
 from rattle.stats import mean_interval
 
+Flags = list[bool] | list[float]  # correct or not, image by image; rates of a random model
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
 
 
@@ -34,7 +36,7 @@ class Draws:
     passes: float = 0.0  # of the model through an attack, for each image
 
     def to_plain(self) -> Plain:
-        vote = sum(self.majority) / len(self.majority)
+        vote = fmean(self.majority)
         return asdict(self) | {"majority_accuracy": vote, "majority": list(map(int, self.majority))}
 
 
@@ -43,9 +45,9 @@ class AttackResult:
     """What one attack did to n images."""
 
     settings: Plain  # of the attack, with its class as `kind`
-    flags: list[bool] | list[float]  # correct before and after the attack, image by image; rates of a random model
+    flags: Flags  # correct before and after the attack, image by image; rates of a random model
     seconds: float
-    parts: dict[str, list[bool] | list[float]] = field(default_factory=dict)  # of an ensemble: flags after this part
+    parts: dict[str, Flags] = field(default_factory=dict)  # of an ensemble: flags after this part
     part_seconds: dict[str, float] = field(default_factory=dict)  # of an ensemble: what each part took
     confidence: list[float] = field(default_factory=list)  # in the class that an attacked image is taken for
     distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
@@ -53,7 +55,7 @@ class AttackResult:
 
     @property
     def accuracy(self) -> float:
-        return sum(self.flags) / len(self.flags)
+        return fmean(self.flags)
 
     @property
     def error(self) -> float:
@@ -93,7 +95,7 @@ class AttackResult:
 class Evaluation:
     """What every attack did to the same images."""
 
-    clean: list[bool] | list[float]  # correct without an attack, image by image; rates of a random model
+    clean: Flags  # correct without an attack, image by image; rates of a random model
     attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
     confidence: list[float] = field(default_factory=list)  # in the class that an image is taken for, without an attack
     labels: list[int] | None = None  # the images' classes
@@ -109,10 +111,10 @@ class Evaluation:
 
     @property
     def clean_accuracy(self) -> float:
-        return sum(self.clean) / self.n
+        return fmean(self.clean)
 
     @property
-    def worst_case(self) -> list[bool] | list[float]:
+    def worst_case(self) -> Flags:
         """Correct under every attack; of a random model the rate at the point whose pilot rate is lowest."""
         if self.draws:
             known = [(self.draws.pilot, self.clean)]
@@ -127,7 +129,7 @@ class Evaluation:
 
     @property
     def robust_accuracy(self) -> float:
-        return sum(self.worst_case) / len(self.worst_case)
+        return fmean(self.worst_case)
 
     def alone(self, name: str) -> "Evaluation":
         """One attack and the images it was run on."""
@@ -242,15 +244,14 @@ class Evaluation:
 
 
 def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
-    interval = mean_interval(flags, error)
-    accuracy = {"accuracy": sum(flags) / len(flags), "low": interval.low, "high": interval.high}
-    return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
+    interval = mean_interval(flags, error)._asdict()
+    return {"attack": name, "n": len(flags), "accuracy": fmean(flags), **interval, "seconds": seconds}
 
 
 def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
     """An accuracy and its 95 % interval, as two entries whose keys begin with `name`; error: by draws."""
-    interval = mean_interval(flags, error)
-    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
+    interval = list(mean_interval(flags, error))
+    return {f"{name}_accuracy": fmean(flags), f"{name}_interval": interval}
 
 
 def robust(flags: Sequence[float], error: float = 0.0) -> Plain:
@@ -274,7 +275,7 @@ def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
     for name in result.attacks:
         plain = result.alone(name).to_plain()
-        write_atomically(folder / f"{check_name(name)}.json", json.dumps(plain, default=str).encode())
+        write_json(folder / f"{check_name(name)}.json", plain, default=str)
 
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:
@@ -285,7 +286,7 @@ def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain
 def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:
     """Write ATTACK-curve.json."""
     plain = {**metadata, "curve": curve_to_plain(attack, points)}
-    write_atomically(folder / f"{check_name(attack)}-curve.json", json.dumps(plain).encode())
+    write_json(folder / f"{check_name(attack)}-curve.json", plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,24 +295,30 @@ class StoredResult:
 
     attack: str
     settings: Plain
-    flags: tuple[float, ...]  # 0 or 1; rates of a random model
-    clean: tuple[float, ...]  # as many
+    flags: Values  # 0 or 1; rates of a random model
+    clean: Values  # as many
     data: str  # the images' source; "" in files that do not say
     index: tuple[int, ...] = ()  # the images' numbers in it
     images: tuple[str, ...] = ()  # their checksums; none in files of earlier versions
     labels: tuple[int, ...] = ()  # their classes; none in files of earlier versions
     model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
-    confidence: tuple[float, ...] = ()  # at the attacked images; none in files of earlier versions
-    clean_confidence: tuple[float, ...] = ()
+    confidence: Values = ()  # at the attacked images; none in files of earlier versions
+    clean_confidence: Values = ()
     error: float = 0.0  # standard error of the mean of `flags` by the draws of a random model
     clean_error: float = 0.0
     draws: int = 0  # fresh ones that a rate of a random model was measured by
     eot: int = 0  # that attacks on it averaged over
 
     @property
+    def unattacked(self) -> "StoredResult":
+        """The same of the clean images."""
+        values = {"flags": self.clean, "confidence": self.clean_confidence, "error": self.clean_error}
+        return replace(self, attack="clean", settings={}, eot=0, **values)
+
+    @property
     def protocol(self) -> str:
         """How the images were attacked; results are comparable where `protocol_differences` finds nothing."""
-        own = {"eot": self.eot} if self.draws else {}
+        own = {"eot": self.eot} if self.eot else {}
         return json.dumps({"attack": self.attack, **self.settings, **own})
 
     @property
@@ -334,8 +341,8 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 
     Other files there, such as flatness.json and curves, are not results and are left alone.
     """
-    found: dict[str, StoredResult] = {}
-    notes: list[str] = []
+    found = {}
+    notes = []
     for path in sorted(folder.glob("*.json")):
         plain = read_json(path, notes) if path.name != Run.flatness.name else None
         if plain is None or not isinstance(plain.get("attacks"), dict):

@@ -3,18 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rattle.evaluation.calibration import Calibration, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
+from rattle.evaluation.results import StoredResult
 from rattle.stats import (
     Interval,
+    Summary,
     error_of_images,
     mcnemar,
     mean_interval,
     normal,
     seeds_interval,
     student,
+    summarise,
     t_interval,
     welch,
     wilson,
@@ -45,6 +49,27 @@ class Sample:
         return [sum(flags) / len(flags) for flags in self.flags]
 
     @property
+    def seeds_text(self) -> str:
+        return f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+
+    @property
+    def summary(self) -> Summary:
+        """Mean and std of the accuracies over seeds."""
+        return summarise(self.accuracies)
+
+    @property
+    def interval(self) -> Interval:
+        """95 % of the mean over seeds; of one seed over images: Wilson's for flags, Student's for distances."""
+        if len(self.seeds) > 1:
+            return seeds_interval(self.flags, self.error)
+        (values,) = self.flags
+        if self.errors:
+            return mean_interval(values, self.error)
+        if set(values) <= {0, 1}:
+            return wilson(int(sum(values)), len(values))
+        return t_interval(values)
+
+    @property
     def worst_classes(self) -> list[WorstClass]:
         """The worst class of each seed; none where classes have few images."""
         found = [worst_class(flags, self.labels) for flags in self.flags]
@@ -72,6 +97,29 @@ class Sample:
         return replace(
             self, flags=tuple(map(chosen, self.flags)), confidence=tuple(map(chosen, self.confidence)), **which
         )
+
+
+def sample_of(result: StoredResult, seed: int) -> Sample:
+    """One seed's result."""
+    return Sample(
+        seeds=(seed,),
+        flags=(result.flags,),
+        protocol=result.protocol,
+        images=result.images,
+        labels=result.labels,
+        confidence=(result.confidence,),
+        places=result.places,
+        errors=(result.error,) if result.draws else (),
+        draws=result.draws,
+    )
+
+
+def join_seeds(samples: Sequence[Sample]) -> Sample:
+    """All seeds of samples that were attacked alike on the same images."""
+    every = {}
+    for name in ("seeds", "flags", "confidence", "errors"):
+        every[name] = tuple(chain.from_iterable(getattr(sample, name) for sample in samples))
+    return replace(samples[0], **every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,25 +163,13 @@ def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[f
     pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
     gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     if len(pairs) > 1:
-        over_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
-        by_images = normal(math.fsum(over_seeds) / len(gaps), math.hypot(error_of_images(gaps), a.error, b.error))
-        return gaps, max(student(over_seeds), by_images), "Student's t over seeds"
+        join_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
+        by_images = normal(math.fsum(join_seeds) / len(gaps), math.hypot(error_of_images(gaps), a.error, b.error))
+        return gaps, max(student(join_seeds), by_images), "Student's t over seeds"
     first, second = pairs[0]
     if set(first) | set(second) <= {0, 1}:
         return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"
     return gaps, student(gaps[0], math.hypot(a.error, b.error)), "Student's t over images"
-
-
-def interval_of(sample: Sample) -> Interval:
-    """95 % of the mean: over seeds; of one seed over images, Wilson's for flags and rates, Student's for distances."""
-    if len(sample.seeds) > 1:
-        return seeds_interval(sample.flags, sample.error)
-    (values,) = sample.flags
-    if sample.errors:
-        return mean_interval(values, sample.error)
-    if set(values) <= {0, 1}:
-        return wilson(int(sum(values)), len(values))
-    return t_interval(values)
 
 
 def difference(a: Sample, b: Sample) -> Difference | None:

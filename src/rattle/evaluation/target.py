@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rattle.data import Images
+from rattle.data.dataset import Images, Names
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.network import Network, untrained
@@ -34,7 +34,7 @@ class Target:
     name: str  # in tables
     model: nn.Module
     test: Images
-    classes: tuple[str, ...]
+    classes: Names
     threat: Threat  # of its training; linf 8/255 if that is not known
     metadata: Plain  # what a result file says of it: checkpoint, recipe, data
     results: Path  # the folder for result files

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rattle.evaluation.results import AttackResult, Draws
 
@@ -21,7 +22,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def with_unions(results: Mapping[str, AttackResult]) -> dict[str, AttackResult]:
     """These results, and after them for each attack that was run under several threats ATTACK,union."""
-    by_attack: dict[str, dict[str, AttackResult]] = {}
+    by_attack = {}
     for name, result in results.items():
         attack, threat = split_name(name)
         by_attack.setdefault(attack, {})[threat] = result
@@ -53,7 +54,6 @@ def random_union(settings: dict, drawn: Sequence[tuple[AttackResult, Draws]], n:
         rates.append(result.flags[i])
         pilot.append(draws.pilot[i])
         majority.append(draws.majority[i])
-    count, eot = drawn[0][1].count, drawn[0][1].eot
     error = max(draws.error for _, draws in drawn)
-    found = Draws(count=count, eot=eot, error=error, pilot=pilot, majority=majority)
+    found = replace(drawn[0][1], error=error, pilot=pilot, majority=majority, passes=0.0)
     return AttackResult(settings=settings, flags=rates, seconds=0.0, draws=found)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from rattle.evaluation.cache import ResultCache, read_parts, write_parts
 from rattle.evaluation.draws import Measured, attack_random
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.progress import AttackProgress
-from rattle.inputs import as_float, clean_logits, takes_channels_last
+from rattle.inputs import clean_logits, floats_for
 from rattle.randomness import ImageStreams
 from rattle.runs.io import Plain, atomic_file, read_arrays
 from rattle.threat import Threat, per_image
@@ -43,11 +42,6 @@ def judge(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor)
     inside = threat.contains(x_adv, x)
     logits = clean_logits(model, torch.where(per_image(inside, x), x_adv, x), y)
     return (logits.argmax(1) == y) | ~inside, four_decimals(logits.softmax(1).amax(1))
-
-
-def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images stay correct at an attack's points, [n] bool."""
-    return judge(model, threat, x_adv, x, y)[0]
 
 
 def four_decimals(confidence: Tensor) -> Tensor:
@@ -74,16 +68,19 @@ def attack_batch(
     """
     begun = time.perf_counter()
     draws = ImageStreams(seed, index)
-    correct = partial(still_correct, model, attack.threat)
     distances, confidence = torch.zeros(len(x)), torch.zeros(len(x))
-    components: list[float] = []  # seconds of each
+    components = []  # seconds of each
+
+    def still_correct(x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return judge(model, attack.threat, x_adv, x, y)[0]
+
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
     elif isinstance(attack, Ensemble):
         found = stored = read_parts(state, x, len(attack.components()))
         if stored is not None and progress is not None:
             progress.end_component(len(stored.seconds) - 1, stored.correct[-1])
-        for found in run_components(attack, model, x, y, draws, correct, stored):
+        for found in run_components(attack, model, x, y, draws, still_correct, stored):
             if state is not None:
                 write_parts(state, found)
             if progress is not None:
@@ -118,25 +115,25 @@ def attack_batches(
     cache: ResultCache | None,
     progress: AttackProgress,
     measured: dict[int, Measured] | None,
-) -> Generator[tuple[Tensor, Plain], None, None]:
-    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
-    done = dict(cache.done) if cache else {}
-    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
+) -> Generator[tuple[int, Plain], None, None]:
+    """(first image, the cache's row) of each batch in order, from the cache or attacked now and saved."""
+    done, batches = dict(cache.done) if cache else {}, plan.batches()
+    missing = {first: rows for first, rows in batches.items() if first not in done}
 
     def tasks() -> Iterator[tuple[Any, ...]]:
         """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
-        for rows in missing:
+        for first, rows in missing.items():
             live = rows[start[rows]]
             index = plan.index[live].to(plan.device)
-            state = cache.state_file(int(rows[0])) if cache else None
-            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
+            state = cache.state_file(first) if cache else None
+            task = first, plan.model, attack, *plan.images(live), plan.seed, index
             if measured is None:
                 yield *task, state
             else:
-                yield *task, measured[int(rows[0])], plan.draws, plan.eot
+                yield *task, measured[first], plan.draws, plan.eot
 
     def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
-        for rows, task in zip(missing, tasks(), strict=True):
+        for rows, task in zip(missing.values(), tasks(), strict=True):
             progress.begin_batch(len(rows))
             yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
 
@@ -144,13 +141,13 @@ def attack_batches(
     if plan.jobs > 1:
         found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
     with closing(found):
-        for rows in plan.batches():
-            while int(rows[0]) not in done:
-                first, row, x_adv = next(found)
+        for first in batches:
+            while first not in done:
+                ended, row, x_adv = next(found)
                 if cache:
-                    cache.add(first, row, x_adv if plan.save_adversarial else None)
-                done[first] = row
-            yield rows, done[int(rows[0])]
+                    cache.add(ended, row, x_adv if plan.save_adversarial else None)
+                done[ended] = row
+            yield first, done[first]
 
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
@@ -169,9 +166,8 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
     found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
         for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
-            layout = {"channels_last": takes_channels_last(model, x)}
-            points, clean = (as_float(images[rows], **layout) for images in (x_adv, x))
-            found.append(~still_correct(model, threat, points, clean, y[rows]))
+            points, clean = (floats_for(model, images[rows]) for images in (x_adv, x))
+            found.append(~judge(model, threat, points, clean, y[rows])[0])
     return torch.cat(found)
 
 

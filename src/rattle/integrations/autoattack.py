@@ -8,7 +8,7 @@ x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
-from rattle.evaluation.verify import SavedImages, load_images
+from rattle.evaluation.verify import load_images
 from rattle.inputs import logits_of
-from rattle.settings import Plain
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
@@ -89,15 +88,12 @@ class AutoAttack:
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Any]:
         """Each attack on all images, on its own: {attack: adversarial images (and labels)}."""
-        attacks, verbose, found = self.chosen(), self.verbose, {}
+        attacks, found = self.chosen(), {}
         self.log(f"using {self.version} version including {', '.join(attacks)}")
         for name, attack in attacks.items():
-            begun, self.verbose = time.time(), False
-            try:
-                x_adv = self.run({name: attack}, x_orig, y_orig, bs)
-                labels = self.labels(x_adv, bs)
-            finally:
-                self.verbose = verbose
+            begun = time.time()
+            x_adv = self.run({name: attack}, x_orig, y_orig, bs, log=lambda line: None)
+            labels = self.labels(x_adv, bs)
             found[name] = (x_adv, labels.to(y_orig)) if return_labels else x_adv
             accuracy = float((labels == y_orig.cpu()).double().mean())
             self.log(f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)")
@@ -129,20 +125,21 @@ class AutoAttack:
         y_orig: Tensor,
         bs: int,
         state_path: str | Path | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> Tensor:
         """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
-        device = next(self.model.parameters(), x_orig).device
+        log, device = log or self.log, next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
         with eval_mode(self.model):
             random = is_random(self.model, x[:SAMPLE])
         if random:
-            self.log(f"warning: {AT_RANDOM}")
+            log(f"warning: {AT_RANDOM}")
             warnings.warn(AT_RANDOM, stacklevel=3)
         seed = self.seed or 0
         if self.seed is None and state_path is None:
             seed = int(time.time())
         robust = evaluate(self.model, x, y, {}, batch_size=bs, check_model=False, quiet=True).clean
-        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
+        log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
         x_adv, begun = x.clone(), time.time()
         folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
         with folder as place:
@@ -150,14 +147,20 @@ class AutoAttack:
                 if not any(robust):
                     break
                 settings = {"batch_size": bs, "seed": seed + number, "mask": robust}  # other draws for each
-                robust, broken = attacked(self.model, x, y, name, attack, Path(place), settings)
+                key, file = cache_key(self.model, x, y, attack, **settings), Path(place, f"{name}.json")
+                done = read_result(file, name, key)
+                if done is None:
+                    more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}, "quiet": True}
+                    done = evaluate(self.model, x, y, {name: attack}, out=place, **more, **settings).to_plain()
+                robust = [bool(flag) for flag in done["attacks"][name]["flags"]]
+                broken = load_images(Path(place, f"{name}-adversarial.npz"))
                 x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
                 accuracy, seconds = sum(robust) / len(robust), time.time() - begun
-                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
+                log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
         largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
         extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
-        self.log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
-        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
+        log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
+        log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
         return x_adv.to(x_orig.device)
 
     @torch.no_grad()
@@ -174,17 +177,3 @@ class AutoAttack:
         if self.log_path is not None:
             with open(self.log_path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-
-
-def attacked(
-    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: Plain
-) -> tuple[list[bool], SavedImages]:
-    """One attack's flags and the images it broke; read from the folder if the attack was finished there before."""
-    key = cache_key(model, x, y, attack, **settings)
-    done = read_result(folder / f"{name}.json", name, key)
-    if done is None:
-        more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}}
-        evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings)
-        done = read_result(folder / f"{name}.json", name, key)
-    assert done is not None, "evaluate has just written it"
-    return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rattle.errors import RattleError, first_line, unknown
 
 Format = Literal["safetensors", "torchscript", "onnx"]
+Logits = Callable[[Tensor], Tensor]  # of images
 TOLERANCE = 1e-4  # relative to the largest logit, at least 1; float32 sums in another order differ by far less
 
 
@@ -33,7 +34,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
     if example.ndim != 4 or len(example) == 0:
         raise RattleError(f"export needs example images [n, C, H, W], got shape {list(example.shape)}")
     path = Path(path)
-    model, x = _plain_copy(model), example.detach().cpu().contiguous()
+    model, x = _plain_copies(model, example)
     write, _ = FORMATS[format]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,23 +60,24 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
 
     example: images [n, C, H, W]; compared as one batch, and the first one alone.
     """
-    model, x = _plain_copy(model), example.detach().cpu().contiguous()
+    model, x = _plain_copies(model, example)
     _, read = FORMATS[format]
     run = read(model, Path(path))
     return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
-    """A copy on the CPU in evaluation mode, its tensors contiguous (in training they are channels last)."""
+def _plain_copies(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """Copies on the CPU, the model's in evaluation mode, their tensors contiguous (in training they are not)."""
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    return model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model, example.detach().cpu().contiguous()
 
 
 def _write_safetensors(model: nn.Module, example: Tensor, path: Path) -> None:
     save_model(model, str(path), metadata={"format": "pt"})
 
 
-def _read_safetensors(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
+def _read_safetensors(model: nn.Module, path: Path) -> Logits:
     loaded = copy.deepcopy(model)
     load_model(loaded, str(path))  # strict: a missing tensor raises
     return loaded
@@ -89,7 +91,7 @@ def _write_torchscript(model: nn.Module, example: Tensor, path: Path) -> None:
     path.write_bytes(content.getbuffer())
 
 
-def _read_torchscript(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
+def _read_torchscript(model: nn.Module, path: Path) -> Logits:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return torch.jit.load(str(path), map_location="cpu")
 
@@ -113,7 +115,7 @@ def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
         )
 
 
-def _read_onnx(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
+def _read_onnx(model: nn.Module, path: Path) -> Logits:
     onnxruntime: Any = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
@@ -121,7 +123,7 @@ def _read_onnx(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 # For each format, write(model, example, path) and read(model, path) -> a function from images to logits.
-FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[[Tensor], Tensor]]]] = {
+FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Logits]]] = {
     "safetensors": (_write_safetensors, _read_safetensors),
     "torchscript": (_write_torchscript, _read_torchscript),
     "onnx": (_write_onnx, _read_onnx),

@@ -1,7 +1,5 @@
 """Find the linear head of a model; check that its logits fit the classes of the data."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +35,7 @@ def _names(linear: dict[str, nn.Linear]) -> str:
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
-    outputs: dict[Any, Any] = {}
+    outputs = {}
     hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):

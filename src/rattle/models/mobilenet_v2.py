@@ -37,7 +37,7 @@ class MobileNetV2(Network):
         self, *, classes: int, channels: int = 3, width: int = 32, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
         super().__init__(normalise, channels)
-        blocks: list[nn.Module] = []
+        blocks = []
         inputs = width
         for expansion, planes, repeats, stride in STAGES:
             outputs = max(1, planes * width // 32)

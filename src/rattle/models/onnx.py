@@ -20,7 +20,7 @@ def read_onnx(path: str | Path, x: Tensor, front: nn.Module | None = None) -> nn
 
     x: images [n, C, H, W] in [0, 1] to compare on. front: what images pass first, such as a Normalise layer.
     """
-    packages: dict[str, Any] = {}
+    packages = {}
     for name in NEEDED:
         try:
             packages[name] = importlib.import_module(name)

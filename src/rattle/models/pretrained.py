@@ -7,16 +7,17 @@ normalisation.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rattle.errors import RattleError
 from rattle.models.layers import MeanStd
 from rattle.models.weight_file import open_weights, unwrap
 from rattle.models.wide_resnet import WideResNet
+from rattle.weights import Tensors
 
 # Their names and ours; applied in order, each to the result of those before it.
 RENAMES: list[tuple[str, Any]] = [
@@ -54,9 +55,7 @@ def file_normalisation(path: str | Path) -> MeanStd:
     return _statistics(unwrap(open_weights(path), str(path)))
 
 
-def adapt(
-    state: Mapping[str, Tensor], model: nn.Module, *, fresh_head: bool = False, where: str = "the state dict"
-) -> dict[str, Tensor]:
+def adapt(state: Tensors, model: nn.Module, *, fresh_head: bool = False, where: str = "the state dict") -> Tensors:
     """The tensors of a state dict under the model's names; RattleError if they do not match.
 
     state: tensors by the names of the code that saved them. where: its file, for error messages.
@@ -74,15 +73,15 @@ def adapt(
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         head = [name for name in own if name.rpartition(".")[0] in linear[-1:]]
     ours = _plain_names(own)
-    found: dict[str, Tensor] = {}
-    problems: list[str] = []
+    found = {}
+    problems = []
     for plain, theirs in _plain_names(state).items():
         name = ours.get(plain) or ours.get(_translated(plain))
         if name and name not in found:
             found[name] = state[theirs]
         elif plain not in STATISTICS and not UNUSED.search(plain):
             problems.append(f"unexpected {theirs}")
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for plain, name in ours.items():
         shape, tensor = own[name].shape, found.get(name)
         if tensor is None:
@@ -111,7 +110,7 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
 
     Those two have many names; where more than one could be meant, none is.
     """
-    plain: dict[str, str] = {}
+    plain = {}
     for kind, words in STATISTICS.items():
         found = [name for name in names if name.rpartition(".")[2] in words]
         if len(found) == 1:
@@ -129,7 +128,7 @@ def _translated(name: str) -> str:
     return name
 
 
-def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
+def _statistics(state: Tensors) -> MeanStd:
     """The mean and std in a state dict; None if there are none, or if they change nothing."""
     names = _plain_names(state)
     if not STATISTICS.keys() <= names.keys():
@@ -138,7 +137,7 @@ def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
     return None if not any(mean) and set(std) == {1.0} else (mean, std)
 
 
-def _check_padding(state: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
+def _check_padding(state: Tensors, model: nn.Module, where: str) -> None:
     """Distinguish the two WideResNets by their names: the weights have equal shapes, but the padding differs."""
     if not isinstance(model, WideResNet):
         return

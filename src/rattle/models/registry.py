@@ -122,6 +122,7 @@ def create_model(
         check_type(what, value, int)
         if value < least:
             raise RattleError(f"{what} must be at least {least}, got {value}")
-    no_download = {"pretrained": False} if name.startswith("timm:") and not pretrained else {}
     options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
-    return call_builder(find_builder(name), name, classes=classes, channels=channels, **options, **no_download)
+    if name.startswith("timm:") and not pretrained:
+        options["pretrained"] = False
+    return call_builder(find_builder(name), name, classes=classes, channels=channels, **options)

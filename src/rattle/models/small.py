@@ -27,7 +27,7 @@ class SmallCNN(Network):
         pool: int = 2,  # side of the square that is pooled to
     ) -> None:
         super().__init__(normalise, channels)
-        layers: list[nn.Module] = []
+        layers = []
         inputs = channels
         for factor, stride in stages:
             outputs = factor * width

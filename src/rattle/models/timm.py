@@ -52,7 +52,7 @@ def parse_spec(spec: str) -> tuple[str, Plain]:
     {'depths': [2, 2, 6, 2]}
     """
     name, *words = re.split(r",(?![^\[{]*[\]}])", spec.removeprefix("timm:"))  # not at the commas inside brackets
-    settings: Plain = {}
+    settings = {}
     for key, equals, value in (word.strip().partition("=") for word in words):
         if not key.isidentifier() or key in ("num_classes", "in_chans"):
             wanted = "timm:NAME,pretrained,img_size=32; the data say how many classes and channels there are"

@@ -140,12 +140,12 @@ def plugins() -> list[Path]:
 
 def load_plugins(files: Iterable[str]) -> None:
     """Run files that register methods, attacks, networks or datasets; child processes find them in the environment."""
-    paths = [*plugins(), *(Path(file).absolute() for file in files)]
-    for path in dict.fromkeys(paths):
+    paths = dict.fromkeys([*plugins(), *(Path(file).absolute() for file in files)])
+    for path in paths:
         if not path.is_file():
             raise RattleError(f"there is no plug-in {path}")
         run_file(path, str(path))
-    os.environ[PLUGINS] = os.pathsep.join(map(str, dict.fromkeys(paths)))
+    os.environ[PLUGINS] = os.pathsep.join(map(str, paths))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ class VGG16(Network):
         self, *, classes: int, channels: int = 3, width: int = 64, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
         super().__init__(normalise, channels)
-        layers: list[nn.Module] = []
+        layers = []
         inputs = channels
         for stage in STAGES:
             for outputs in (width * times for times in stage):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rattle.errors import RattleError
+from rattle.weights import Tensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "last", "best")
 DEEPEST = 8  # wrappers inside each other
@@ -51,7 +52,7 @@ def open_weights(path: str | Path) -> Any:
         ) from error
 
 
-def run_weights(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def run_weights(tensors: Tensors) -> Tensors:
     """The weights to use from a checkpoint of our own, the averaged ones if it has them; other tensors unchanged."""
     parts = {key.partition(".")[0] for key in tensors}
     if "model" not in parts or not parts <= {"model", "average", "optimizer"} or parts == {"model"}:
@@ -72,7 +73,7 @@ def refuse_compressed(path: Path) -> None:
         raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
-def unwrap(saved: Any, where: str) -> dict[str, Tensor]:
+def unwrap(saved: Any, where: str) -> Tensors:
     """The state dict, tensors under dotted names, in what `open_weights` returned; where: its file, for errors."""
     for _ in range(DEEPEST):
         if not isinstance(saved, Mapping):
@@ -89,7 +90,7 @@ def unwrap(saved: Any, where: str) -> dict[str, Tensor]:
     raise RattleError(f"{where} has no state dict; it holds {found}")
 
 
-def _plain_tensors(saved: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
+def _plain_tensors(saved: Mapping[Any, Any], where: str) -> Tensors:
     tensors = {}
     for name, value in saved.items():
         if isinstance(value, Tensor) and isinstance(name, str):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms
@@ -31,13 +30,12 @@ class ALP(TaylorObjective):
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {
-            "clean": outputs.mean(lambda z, z_adv: 0.5 * ce(z, y).mean()),
-            "zeroth": outputs.mean(lambda z, z_adv: 0.5 * ce(z_adv, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: 0.5 * ce(z, y)),
+            "zeroth": outputs.mean(lambda z, z_adv: 0.5 * ce(z_adv, y)),
             "pairing": outputs.mean(lambda z, z_adv: self.weight * F.mse_loss(z_adv, z)),
         }
 
 
 METHOD = Method(
     objective=ALP(),
-    attack=PGD(loss="ce", start="uniform"),
 )

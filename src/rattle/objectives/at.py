@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.attacks import PGD
-from rattle.forward import Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
@@ -23,14 +22,13 @@ class AT(TaylorObjective):
 
     title = "AT"
     soft_labels = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())}
+        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y))}
 
 
 METHOD = Method(
     objective=AT(),
-    attack=PGD(loss="ce", start="uniform"),
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Batch, Method, Objective, StepContext, Terms
@@ -23,13 +22,10 @@ class AVMixup(Objective):
     title = "AVMixup"
     smooths = True
     needs_run = True
+    uses = ForwardSpec(clean=False)
     gamma: OneOrMore = 2.0  # length of the vertex over that of the perturbation
     lambda1: Share = 1.0  # mass on the true class at x
     lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return ForwardSpec(clean=False)
 
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
         x, y = batch.x, batch.y
@@ -56,5 +52,4 @@ def smoothed(y: Tensor, mass: float, classes: int, dtype: torch.dtype) -> Tensor
 
 METHOD = Method(
     objective=AVMixup(),
-    attack=PGD(loss="ce", start="uniform"),
 )

@@ -5,8 +5,6 @@ registry.py with its name, summary and paper. `terms` is all that has to be writ
 default that they override.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,14 +17,14 @@ from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
-from rattle.threat import Norm
-from rattle.weights import AWP, EMA, SWA
+from rattle.threat import Norm, Threat
+from rattle.weights import AWP, EMA, SWA, Tensors
 
 Terms = dict[str, Tensor]  # by name, each a scalar
 ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # `unused` of an attack with one step of its own
 
 
-def total(terms: Mapping[str, Tensor]) -> Tensor:
+def total(terms: Tensors) -> Tensor:
     """The loss: the sum of its named terms."""
     return torch.stack(tuple(terms.values())).sum()
 
@@ -56,7 +54,7 @@ class Memory:
     Indexed by name it is the rows of these images; a tensor without a row for each image is in `tensors`.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> None:
+    def __init__(self, tensors: Tensors, rows: Tensor) -> None:
         self.tensors, self.rows = tensors, rows
 
     def __getitem__(self, name: str) -> Tensor:
@@ -76,7 +74,7 @@ class StepContext:
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that queries them
     place: int = 0  # of the first image in its minibatch: ranks and micro-batches have consecutive parts
-    reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict  # averages named tensors over ranks
+    reduce: Callable[[Tensors], Tensors] = dict  # averages named tensors over ranks
 
     def mean(self, statistic: Tensor) -> Tensor:
         """A statistic of the batch, averaged over ranks: N ranks compute what one process would."""
@@ -124,14 +122,15 @@ class Objective:
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares
     remembers_images: ClassVar[bool] = False  # its state has a row for each training image
     smooths: ClassVar[bool] = False  # it learns from soft labels of its own
+    uses: ClassVar[ForwardSpec] = ForwardSpec()  # what its own terms are computed from: the logits at x and x'
 
     def __post_init__(self) -> None:
         check_settings(self, "objective")
 
     @property
     def needs(self) -> ForwardSpec:
-        """What the forward passes have to provide; by default the logits at x and x'."""
-        return ForwardSpec()
+        """What the forward passes have to provide."""
+        return self.uses
 
     @property
     def smooths_labels(self) -> bool:
@@ -154,7 +153,7 @@ class Objective:
         """The images of the outer minimisation: mixed, with soft labels, or with further ones."""
         return batch
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         """What it remembers from step to step, by name, as a run begins; saved and resumed with the run.
 
         A tensor has a row for each training image, a row for each place of a minibatch (batch: [B, C, H, W]), or any
@@ -173,6 +172,17 @@ class Objective:
         with it; "average": the average of the run's own weights, whose logits are missing until it begins.
         """
         return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromPGD:
+    """An inner attack made of the recipe's, on the same threat."""
+
+    pgd: PGD
+
+    @property
+    def threat(self) -> Threat:
+        return self.pgd.threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +206,7 @@ class Method:
     """A training method: its objective, its inner attack, and the settings of its paper."""
 
     objective: Objective  # with the published settings
-    attack: PGD  # the inner maximisation; a recipe sets its threat and step size
+    attack: PGD = PGD()  # the inner maximisation, on the cross-entropy if not said; recipes set threat and step size
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops

@@ -11,7 +11,7 @@ from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms, label_rows
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative, Positive
-from rattle.weights import AWP
+from rattle.weights import AWP, Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class DKL(TaylorObjective):
     temperature: Positive = 4.0  # of the softmax in w
     gamma: NonNegative = 1.0  # power of w: 1 is IKL, less (0.2, with temperature 1) is GKL
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         # Sums over batches of the softmax of each class, in even and in odd epochs; which epoch is being summed.
         return {"sums": torch.zeros(2, classes, classes), "epoch": torch.full((1,), -1.0)}
 
@@ -56,7 +56,7 @@ class DKL(TaylorObjective):
         means = self.class_means(outputs, context)
         w = (label_rows(y, len(means), means.dtype) @ means) ** self.gamma
         return {
-            "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: ce(z, y)),
             "zeroth": outputs.mean(lambda z, z_adv: self.beta * pairwise(z - z_adv, w, context)),
             "soft": outputs.mean(lambda z, z_adv: self.alpha * ce(z_adv, z.detach().softmax(1)).mean()),
         }
@@ -76,6 +76,6 @@ def pairwise(gap: Tensor, w: Tensor, context: StepContext) -> Tensor:
 METHOD = Method(
     objective=DKL(),
     attack=PGD(loss="kl", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
     ramp=1.0,
 )

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.forward import Outputs
 from rattle.objectives.at import AT
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import FromPGD, Method, StepContext
 from rattle.randomness import Randomness, derive_seed
 from rattle.settings import Positive
 from rattle.threat import Threat
+from rattle.weights import Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class EAT(AT):
         3072 * 8 / 255
     )  # radius of the l_1 ball over the largest l_1 length in the recipe's ball
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"errors": torch.zeros(2, 2)}  # a row for each norm, l_1 last: sum over its minibatches, their number
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
@@ -51,16 +52,13 @@ class EAT(AT):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InL1:
-    """PGD in the l_1 ball, its step in the same proportion to the radius."""
+class InL1(FromPGD):
+    """PGD in the l_1 ball, its radius and step in proportion to those of `pgd` in another norm.
 
-    pgd: PGD  # steps, start and restarts; the radius and step in another norm that those here are in proportion to
+    The threat is the other norm's: d, on which the radius depends, is known with the images alone.
+    """
+
     share: float  # radius over the largest l_1 length in that norm's ball
-
-    @property
-    def threat(self) -> Threat:
-        """The other norm's, which the radius is in proportion to: d is known with the images alone."""
-        return self.pgd.threat
 
     def in_l1(self, d: int) -> PGD:
         """The attack on images of d values: the l_1 length of an l_inf ball's corners is d epsilon, of l_2 sqrt(d)."""
@@ -74,5 +72,4 @@ class InL1:
 
 METHOD = Method(
     objective=EAT(),
-    attack=PGD(loss="ce", start="uniform"),
 )

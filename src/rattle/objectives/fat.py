@@ -9,27 +9,21 @@ from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.objectives.at import AT
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import FromPGD, Method, StepContext
 from rattle.randomness import Randomness, streams
 from rattle.settings import CountOrZero
-from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStoppedPGD:
+class EarlyStoppedPGD(FromPGD):
     """PGD that each image leaves tau steps after it is misclassified; the others continue as a smaller batch."""
 
-    pgd: PGD  # threat, steps, step size, loss and start
     tau: int = 0  # steps that are still made at a misclassified point
     omega: float = 0.0  # std of the Gaussian noise added at every step
 
-    @property
-    def threat(self) -> Threat:
-        return self.pgd.threat
-
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        draws, pgd = streams(generator, len(x), x.device), self.pgd
+        draws, pgd = streams(generator, x), self.pgd
         with attack_mode(model):
             with torch.no_grad():
                 reference = logits_of(model, x) if pgd.loss == "kl" else y
@@ -73,5 +67,4 @@ class FAT(AT):
 
 METHOD = Method(
     objective=FAT(),
-    attack=PGD(loss="ce", start="uniform"),
 )

@@ -12,6 +12,7 @@ from rattle.objectives.base import ONE_STEP, Method, StepContext
 from rattle.randomness import Randomness
 from rattle.settings import Count, Positive
 from rattle.threat import Threat
+from rattle.weights import Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Free(AT):
     replays: Count = 8  # m, updates of the weights on each minibatch  # pyright: ignore[reportIncompatibleVariableOverride]
     step: Positive = 1.0  # length of delta's step in each of them, over epsilon
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"delta": torch.zeros(batch)}
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
@@ -57,6 +58,5 @@ class Carried:
 # The epochs are divided by the replays: as many updates as any other method has.
 METHOD = Method(
     objective=Free(),
-    attack=PGD(),
     length=1 / Free().replays,
 )

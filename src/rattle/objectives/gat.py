@@ -35,7 +35,7 @@ class GuidedStep:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
-        direction = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x.dtype)  # l_inf: its signs
+        direction = streams(generator, x).normal(*x.shape[1:]).to(x.dtype)  # l_inf: its signs
         start = threat.ascend(x, direction, START * epsilon).clamp(0, 1).requires_grad_()
         with attack_mode(model):
             logits = logits_of(model, start)
@@ -68,7 +68,7 @@ class GAT(TaylorObjective):
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         weight = self.weight_at(context.moment)
         return {
-            "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: ce(z, y)),
             "zeroth": outputs.mean(lambda z, z_adv: weight * squared_distance(z, z_adv).mean()),
         }
 
@@ -76,5 +76,4 @@ class GAT(TaylorObjective):
 # The attack of the recipe gives the threat alone, and the attack that chooses the best checkpoint its steps.
 METHOD = Method(
     objective=GAT(),
-    attack=PGD(),
 )

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from rattle.attacks import PGD
 from rattle.objectives.base import Method
 from rattle.objectives.gat import GAT
 from rattle.objectives.trades import Trades
@@ -22,5 +21,4 @@ class GATTrades(Trades):
 
 METHOD = Method(
     objective=GATTrades(),
-    attack=PGD(),
 )

@@ -18,12 +18,8 @@ class Gowal(Trades):
     """CE(f(x), q) + (1/lambda) KL(p(x) || p(x')) + Taylor terms: q has smoothing / C on each class, the rest on y."""
 
     title = "TRADES (Gowal)"
-    hold_clean = True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
+    uses = ForwardSpec(hold_clean=True)  # x is normalised by its batch, but running statistics are those of x'
     smoothing: BelowOne = 0.0  # mass spread over all C classes, of soft labels too
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), hold_clean=self.hold_clean)
 
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, label_smoothing=self.smoothing)

@@ -30,13 +30,10 @@ class HAT(TaylorObjective):
     title = "HAT"
     trade_off = "objective.beta"
     needs_run = True
+    uses = ForwardSpec(extra=True, taught_adv=("standard",))
     beta: NonNegative = 2.5  # weight of the KL term; 3.5 with further data
     gamma: NonNegative = 0.5  # weight of the helper's term
     teacher: Teacher = Teacher()  # the network trained without an adversary
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), extra=True, taught_adv=("standard",))
 
     @property
     def teachers(self) -> Teachers:

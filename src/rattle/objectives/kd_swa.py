@@ -1,11 +1,10 @@
 """KD + SWA (Chen et al. 2021): AT smoothed by a standard and a robust teacher at x', and by averaged weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
@@ -28,17 +27,13 @@ class KD(TaylorObjective):
 
     title = "KD"
     needs_run = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False, taught_adv=("standard", "robust"))
     ce_weight: NonNegative = 0.3  # lambda_1, of the cross-entropy
     standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
     robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher
     temperature: Positive = 2.0  # T
     standard_teacher: Teacher = Teacher()  # trained without an adversary
     robust_teacher: Teacher = Teacher()  # trained by AT
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=False), taught_adv=("standard", "robust"))
 
     @property
     def teachers(self) -> Teachers:
@@ -49,7 +44,7 @@ class KD(TaylorObjective):
 
         def distilled(teacher: str) -> Tensor:
             target = (outputs.taught_adv[teacher] / t).softmax(1)
-            return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target).mean())
+            return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target))
 
         hard = outputs.mean(lambda z, z_adv: F.cross_entropy(z_adv, y))
         return {
@@ -61,7 +56,6 @@ class KD(TaylorObjective):
 
 METHOD = Method(
     objective=KD(),
-    attack=PGD(loss="ce", start="uniform"),
     drops=(0.25, 0.75),  # epochs 50 and 150 of 200, so that the average begins after the first
     average=SWA(),
 )

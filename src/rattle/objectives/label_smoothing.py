@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.attacks import PGD
-from rattle.forward import Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.avmixup import smoothed
 from rattle.objectives.base import Method, StepContext, Terms
@@ -28,16 +27,15 @@ class LabelSmoothing(TaylorObjective):
 
     title = "AT, smoothed labels"
     smooths = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False)
     smoothing: Between = 0.2  # mass taken from the label
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         labels = smoothed(y, 1 - self.smoothing, outputs.logits_adv.shape[1], outputs.logits_adv.dtype)
-        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, labels).mean())}
+        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, labels))}
 
 
 METHOD = Method(
     objective=LabelSmoothing(),
-    attack=PGD(loss="ce", start="uniform"),
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -1,6 +1,6 @@
 """LBGAT (Cui et al. 2021): the logits at x' follow those at x of a plain network that is trained along."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,12 +28,9 @@ class LBGAT(TaylorObjective):
     title = "LBGAT"
     trade_off = "objective.beta"
     needs_run = True
+    uses = ForwardSpec(taught_clean=("natural",))
     beta: NonNegative = 6.0  # weight of the KL term, as in TRADES: 6 or 0 in the paper
     teacher: Teacher = Teacher()  # trained along; a ResNet-18 beside a WRN-34-10 in the paper
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), taught_clean=("natural",))
 
     @property
     def teachers(self) -> Teachers:
@@ -46,7 +43,7 @@ class LBGAT(TaylorObjective):
             "teacher": ce(taught, y).mean(),
         }
         if self.beta:
-            terms["zeroth"] = self.beta * outputs.mean(lambda z, z_adv: kl(z, z_adv).mean())
+            terms["zeroth"] = self.beta * outputs.mean(kl)
         return terms
 
 

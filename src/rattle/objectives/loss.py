@@ -1,7 +1,5 @@
 """An objective in a training loop of your own: its loss from a model and two batches, nothing else of this library."""
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, is_out_of_memory
@@ -10,7 +8,7 @@ from rattle.inputs import check_batch, check_labels, check_model, images_checked
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
 from rattle.objectives.base import Objective, total
-from rattle.weights import weights_of
+from rattle.weights import Delta, weights_of
 
 
 def compute_loss(
@@ -21,7 +19,7 @@ def compute_loss(
     y: Tensor,  # labels
     *,
     head: str | None = None,  # the name of the head, if it is not the last linear layer
-    u: tuple[Mapping[str, Tensor], ...] = (),  # draws of Noise, for the modes exact and sampled
+    u: tuple[Delta, ...] = (),  # draws of Noise, for the modes exact and sampled
 ) -> Tensor:
     """The loss of an objective at x and x_adv, a scalar to call `.backward()` on.
 

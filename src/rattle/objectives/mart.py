@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rattle.attacks import PGD
 from rattle.forward import Outputs
-from rattle.losses import ce, kl
+from rattle.losses import ce, kl, of_class, of_others
 from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
@@ -35,22 +35,22 @@ class Mart(TaylorObjective):
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         def zeroth(z: Tensor, z_adv: Tensor) -> Tensor:
-            doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
+            doubt = 1 - of_class(z.softmax(1), y)
             return self.weight * (kl(z, z_adv) * doubt).mean()
 
-        boosted = outputs.mean(lambda z, z_adv: (ce(z_adv, y) - log_rest(z_adv, y)).mean())
+        boosted = outputs.mean(lambda z, z_adv: ce(z_adv, y) - log_rest(z_adv, y))
         return {"bce": boosted, "zeroth": outputs.mean(zeroth)}
 
 
 def log_rest(z: Tensor, y: Tensor) -> Tensor:
     """log(1 - max_{k != y} p_k + OFFSET), [n]; 1 - p_k itself would be 0 in floats for a sure mistake."""
-    wrong = z.detach().scatter(1, y[:, None], -math.inf).argmax(1, keepdim=True)
-    rest = z.scatter(1, wrong, -math.inf).logsumexp(1) - z.logsumexp(1)
+    wrong = of_others(z.detach(), y).argmax(1)
+    rest = of_others(z, wrong).logsumexp(1) - z.logsumexp(1)
     return torch.logaddexp(rest, torch.full_like(rest, math.log(OFFSET)))
 
 
 METHOD = Method(
     objective=Mart(),
     attack=PGD(loss="ce", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
 )

@@ -10,11 +10,12 @@ from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.inputs import check_batch, input_gradient, logits_of
-from rattle.losses import ce
+from rattle.losses import ce, of_class, of_others
 from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat, per_image
+from rattle.weights import Tensors
 
 REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
 SEARCH_STEPS = 10  # halvings of the bracket around the boundary
@@ -42,7 +43,7 @@ class MMA(Objective):
         if self.start > self.d_max:
             raise RattleError(f"objective.start must be at most objective.d_max {self.d_max:g}, got {self.start}")
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"margin": torch.zeros(images)}  # d over d_max
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
@@ -78,7 +79,7 @@ class BoundaryPGD:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        draws = streams(generator, len(x), x.device)
+        draws = streams(generator, x)
         radius = (self.d_max * self.memory["margin"].to(x.dtype)).clamp_min(self.start)
         x_adv, found = x.clone(), torch.zeros_like(radius)
         with attack_mode(model):
@@ -117,11 +118,9 @@ class BoundaryPGD:
 
 def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
     """The soft logit margin log sum_{k != y} exp z_k - z_y (Ding et al. 2020): below 0 exactly where p_y > 1/2."""
-    others = logits.scatter(1, y[:, None], float("-inf"))
-    return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
+    return of_others(logits, y).logsumexp(1) - of_class(logits, y)
 
 
 METHOD = Method(
     objective=MMA(),
-    attack=PGD(loss="ce", start="uniform"),
 )

@@ -1,11 +1,10 @@
 """ReBAT (Wang et al. 2023): AT whose predictions stay near those of the average of its own weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
@@ -24,28 +23,23 @@ class ReBAT(TaylorObjective):
     title = "ReBAT"
     trade_off = "objective.weight"
     needs_run = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False, taught_adv=("average",))
     weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=False), taught_adv=("average",))
 
     @property
     def teachers(self) -> Teachers:
         return {"average": (Teacher(), "average")}
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())
+        zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y))
         pull = torch.zeros_like(zeroth)
         if "average" in outputs.taught_adv:
-            pull = outputs.mean(lambda z, z_adv: kl(outputs.taught_adv["average"], z_adv).mean())
+            pull = outputs.mean(lambda z, z_adv: kl(outputs.taught_adv["average"], z_adv))
         return {"zeroth": zeroth, "average": self.weight * pull}
 
 
 METHOD = Method(
     objective=ReBAT(),
-    attack=PGD(loss="ce", start="uniform"),
     average=EMA(decay=0.999, start=0.525),  # from epoch 105 of 200
     rate_factor=1 / 1.5,
 )

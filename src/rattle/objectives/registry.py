@@ -23,34 +23,29 @@ GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
 }
 SUFFIXES = ("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")  # what recipes add to a method's name
 AWP, TAYLOR = ("-awp",), ("-1st", "-2nd")  # those that not every method has
+BOTH = AWP + TAYLOR
 
 METHODS: Registry[Method] = Registry(
     "method",
     {
-        "at": Entry(".at:METHOD", "plain adversarial training", "Madry et al. 2018", "paper", AWP + TAYLOR),
+        "at": Entry(".at:METHOD", "plain adversarial training", "Madry et al. 2018", "paper", BOTH),
         "trades": Entry(
-            ".trades:METHOD", "CE on clean images, KL to adversarial ones", "Zhang et al. 2019", "paper", AWP + TAYLOR
+            ".trades:METHOD", "CE on clean images, KL to adversarial ones", "Zhang et al. 2019", "paper", BOTH
         ),
         "standard": Entry(".standard:METHOD", "no adversary: a baseline, and a teacher", "no defence", "other", ()),
-        "mart": Entry(
-            ".mart:METHOD", "TRADES, harder on misclassified images", "Wang et al. 2020", "rows", AWP + TAYLOR
-        ),
-        "s2o-at": Entry(".s2o_at:METHOD", "AT with second-order statistics", "Jin et al. 2022", "rows", AWP + TAYLOR),
+        "mart": Entry(".mart:METHOD", "TRADES, harder on misclassified images", "Wang et al. 2020", "rows", BOTH),
+        "s2o-at": Entry(".s2o_at:METHOD", "AT with second-order statistics", "Jin et al. 2022", "rows", BOTH),
         "s2o-trades": Entry(
-            ".s2o_trades:METHOD", "TRADES with second-order statistics", "Jin et al. 2022", "rows", AWP + TAYLOR
+            ".s2o_trades:METHOD", "TRADES with second-order statistics", "Jin et al. 2022", "rows", BOTH
         ),
         "alp": Entry(".alp:METHOD", "the logits of x and x' pulled together", "Kannan et al. 2018", "other", TAYLOR),
         "label-smoothing": Entry(
-            ".label_smoothing:METHOD", "AT with smoothed labels", "Pang et al. 2021", "other", AWP + TAYLOR
+            ".label_smoothing:METHOD", "AT with smoothed labels", "Pang et al. 2021", "other", BOTH
         ),
-        "rice": Entry(".rice:METHOD", "AT, stopped before it overfits", "Rice et al. 2020", "rows", AWP + TAYLOR),
-        "pang": Entry(
-            ".pang:METHOD", "TRADES in the bag of tricks' settings", "Pang et al. 2021", "rows", AWP + TAYLOR
-        ),
-        "gowal": Entry(
-            ".gowal:METHOD", "TRADES with SiLU and averaged weights", "Gowal et al. 2020", "rows", AWP + TAYLOR
-        ),
-        "sota": Entry(".sota:METHOD", "Gowal's TRADES on generated images", "Wang et al. 2023", "other", AWP + TAYLOR),
+        "rice": Entry(".rice:METHOD", "AT, stopped before it overfits", "Rice et al. 2020", "rows", BOTH),
+        "pang": Entry(".pang:METHOD", "TRADES in the bag of tricks' settings", "Pang et al. 2021", "rows", BOTH),
+        "gowal": Entry(".gowal:METHOD", "TRADES with SiLU and averaged weights", "Gowal et al. 2020", "rows", BOTH),
+        "sota": Entry(".sota:METHOD", "Gowal's TRADES on generated images", "Wang et al. 2023", "other", BOTH),
         "fat": Entry(".fat:METHOD", "AT, each attack stopped when it succeeds", "Zhang et al. 2020", "rows", TAYLOR),
         "fat-trades": Entry(".fat_trades:METHOD", "TRADES with FAT's attack", "Zhang et al. 2020", "rows", TAYLOR),
         "avmixup": Entry(".avmixup:METHOD", "images and soft labels beyond x'", "Lee et al. 2020", "rows", ()),
@@ -71,9 +66,7 @@ METHODS: Registry[Method] = Registry(
         "rslad": Entry(".rslad:METHOD", "a robust teacher's soft labels", "Zi et al. 2021", "taught", ()),
         "mma": Entry(".mma:METHOD", "every image attacked up to its boundary", "Ding et al. 2020", "other", ()),
         "rebat": Entry(".rebat:METHOD", "AT near the average of its own weights", "Wang et al. 2023", "other", TAYLOR),
-        "dkl": Entry(
-            ".dkl:METHOD", "TRADES' divergence taken apart, reweighted", "Cui et al. 2023", "other", AWP + TAYLOR
-        ),
+        "dkl": Entry(".dkl:METHOD", "TRADES' divergence taken apart, reweighted", "Cui et al. 2023", "other", BOTH),
     },
     package="rattle.objectives",
     points="rattle.methods",

@@ -10,10 +10,9 @@ from rattle.attacks.base import attack_mode
 from rattle.forward import ForwardSpec, Outputs
 from rattle.inputs import logits_of
 from rattle.losses import kl
-from rattle.objectives.base import Method, Objective, StepContext, Teacher, Teachers, Terms
+from rattle.objectives.base import FromPGD, Method, Objective, StepContext, Teacher, Teachers, Terms
 from rattle.randomness import Randomness, streams
 from rattle.settings import Share
-from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +27,9 @@ class RSLAD(Objective):
 
     title = "RSLAD"
     needs_run = True
+    uses = ForwardSpec(taught_clean=("robust",))
     alpha: Share = 5 / 6  # weight of x' against x
     teacher: Teacher = Teacher()  # trained by TRADES; a WRN-34-10 in the paper
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return ForwardSpec(taught_clean=("robust",))
 
     @property
     def teachers(self) -> Teachers:
@@ -49,21 +45,16 @@ class RSLAD(Objective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AwayFrom:
+class AwayFrom(FromPGD):
     """The recipe's attack with a teacher's probabilities at x in place of the model's own: KL(p_T(x) || p(x'))."""
 
     teacher: nn.Module
-    pgd: PGD  # with the loss kl
-
-    @property
-    def threat(self) -> Threat:
-        return self.pgd.threat
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         with torch.no_grad():
             taught = logits_of(self.teacher, x)
         with attack_mode(model):
-            return self.pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
+            return self.pgd.ascend(model, x, taught, streams(generator, x))
 
 
 METHOD = Method(

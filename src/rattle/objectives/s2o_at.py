@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.losses import ce, kl_to_target
@@ -60,6 +59,5 @@ class S2OAT(TaylorObjective):
 
 METHOD = Method(
     objective=S2OAT(),
-    attack=PGD(loss="ce", start="uniform"),
     awp=AWP(gamma=0.01, warmup=0),
 )

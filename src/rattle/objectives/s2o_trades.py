@@ -35,5 +35,5 @@ class S2OTrades(TaylorObjective):
 METHOD = Method(
     objective=S2OTrades(),
     attack=PGD(loss="kl", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
 )

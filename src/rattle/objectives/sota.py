@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from rattle.forward import ForwardSpec
 from rattle.objectives import gowal
 from rattle.objectives.gowal import Gowal
 from rattle.settings import BelowOne, NonNegative
@@ -11,7 +12,7 @@ from rattle.settings import BelowOne, NonNegative
 class Wang2023(Gowal):
     """Gowal's loss with other weights; BatchNorm's running statistics are those of x and x'."""
 
-    hold_clean = False
+    uses = ForwardSpec()
     inv_lambda: NonNegative = 5.0  # 1/lambda, weight of the zeroth term
     smoothing: BelowOne = 0.1  # mass spread over all C classes
 

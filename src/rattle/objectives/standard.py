@@ -19,11 +19,8 @@ class Standard(Objective):
     title = "Standard"
     trade_off = ""
     soft_labels = True
+    uses = ForwardSpec(clean=False)  # x' is x: one forward is enough
     unused = ONE_STEP
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return ForwardSpec(clean=False)  # x' is x: one forward is enough
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         return NoAttack(threat=pgd.threat)
@@ -44,5 +41,4 @@ class NoAttack:
 
 METHOD = Method(
     objective=Standard(),
-    attack=PGD(),
 )

@@ -1,7 +1,7 @@
 """The paper's contribution as a part of an objective: the first- and second-order Taylor terms, in any reading."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
@@ -41,12 +41,13 @@ class Taylor:
         """eta, with the paper's value filled in."""
         return PUBLISHED_ETA.get(self.order, 0.0) if self.eta is None else self.eta
 
-    def needs(self, *, clean: bool) -> ForwardSpec:
-        """What the forward passes have to provide; clean: whether the objective itself uses the logits at x."""
+    def needs(self, own: ForwardSpec) -> ForwardSpec:
+        """What the forward passes have to provide; own: what the objective itself uses."""
         if self.order == 0:
-            return ForwardSpec(clean=clean)
+            return own
         spec = self.reading.needs(self)
-        return replace(spec, clean=clean or spec.clean)
+        clean = own.clean or spec.clean
+        return replace(own, clean=clean, features=spec.features, draw=spec.draw, along_u=spec.along_u)
 
     def __call__(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """The terms by name, weighted."""
@@ -61,12 +62,11 @@ class Taylor:
 class TaylorObjective(Objective):
     """An objective to which the paper's terms can be added. A method defines `own_terms` and its settings."""
 
-    uses_clean: ClassVar[bool] = True  # whether its own terms are computed from the logits at x too
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
 
     @property
     def needs(self) -> ForwardSpec:
-        return self.taylor.needs(clean=self.uses_clean)
+        return self.taylor.needs(self.uses)
 
     @property
     def smooths_labels(self) -> bool:

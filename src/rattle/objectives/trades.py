@@ -30,7 +30,7 @@ class Trades(TaylorObjective):
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        zeroth = outputs.mean(lambda z, z_adv: kl(z, z_adv).mean())
+        zeroth = outputs.mean(kl)
         return {"clean": self.clean_loss(outputs.clean, y), "zeroth": self.inv_lambda * zeroth}
 
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -54,5 +54,5 @@ class Released(Trades):
 METHOD = Method(
     objective=Trades(),
     attack=PGD(loss="kl", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
 )

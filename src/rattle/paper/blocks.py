@@ -4,13 +4,14 @@ A row number links the blocks: it is the row's place in the published block.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
-from rattle.paper.cells import CellResult, ComparedRow
-from rattle.paper.protocols import Protocol
+from rattle.paper.cells import Results
+from rattle.paper.plan import Plan
+from rattle.paper.protocols import Ours, Protocol
 from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row, parts_of
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
@@ -21,6 +22,7 @@ from rattle.stats import LEVEL
 
 CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
 PLACES = {"%": 2, "distance": 4}  # decimals in the paper
+UNITS = {"%": 100, "distance": 1}  # of a share
 TITLES = {"adbd": "ADBD", "rays": "RayS"}
 NETWORKS = {**ARCHITECTURES, "cnn": "small CNN"}
 
@@ -77,32 +79,24 @@ def heading(cell: Cell, scale: Scale | None = None) -> str:
     return f"{title} (transfer)" if cell.surrogate else title
 
 
-def decimals(cell: Cell, ours: CellResult) -> int:
-    """As the paper prints it; fewer where few images decide."""
-    return 1 if cell.unit == "%" and ours.images < 1000 else PLACES[cell.unit]
+def texts_of(cell: Cell, ours: Ours) -> tuple[str, str, str]:
+    """Ours in a cell, its interval, and its difference to the baseline; a run that diverged never shows a number.
 
-
-def shown(cell: Cell, ours: CellResult) -> str:
-    """Ours in a cell; a run that diverged never shows a number."""
-    if ours.state:
-        return ours.state
-    places = decimals(cell, ours)
-    spread = "" if math.isnan(ours.std) else f" ± {ours.std:.{places}f}"
-    return f"{ours.mean:.{places}f}{spread}"
-
-
-def shown_interval(cell: Cell, ours: CellResult) -> str:
-    places = decimals(cell, ours)
-    return f"[{ours.interval.low:.{places}f}, {ours.interval.high:.{places}f}]" if ours.interval else "-"
-
-
-def shown_difference(cell: Cell, ours: CellResult) -> str:
-    if ours.difference is None:
-        return "-"
-    unit = 100 if cell.unit == "%" else 1
+    Decimals are the paper's; fewer where few images decide.
+    """
+    if isinstance(ours, str):
+        return ours, "-", "-"
+    sample, change = ours.sample, ours.difference
+    unit = UNITS[cell.unit]
+    form = ".1f" if cell.unit == "%" and sample.n < 1000 else f".{PLACES[cell.unit]}f"
+    found, interval = sample.summary, sample.interval
+    value = f"{unit * found.mean:{form}}" + (f" ± {unit * found.deviation:{form}}" if found.n > 1 else "")
+    limits = f"[{unit * interval.low:{form}}, {unit * interval.high:{form}}]" if math.isfinite(interval.low) else "-"
+    if change is None:
+        return value, limits, "-"
     star = "*" if ours.p_adjusted is not None and ours.p_adjusted < 1 - LEVEL else ""
-    p = f"p {p_value(ours.difference.p)}".replace(" < ", "<")
-    return f"{unit * ours.difference.mean:+.{decimals(cell, ours)}f}{star} ({p})"
+    p = f"p {p_value(change.p)}".replace(" < ", "<")
+    return value, limits, f"{unit * change.mean:+{form}}{star} ({p})"
 
 
 def shown_published(cell: Cell, change: float | None) -> str:
@@ -112,42 +106,42 @@ def shown_published(cell: Cell, change: float | None) -> str:
     return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
 
 
-def lines_of(line: ComparedRow) -> Iterator[list[str]]:
-    """What and cells of the lines of a run; a line below the first that would say nothing is left out."""
-    cells = line.row.cells
-    for protocol, ours in line.ours.items():
-        yield [CHOSEN_ON[protocol], *(shown(cell, ours[cell.column]) for cell in cells)]
-        for what, write in (("95 %", shown_interval), ("difference", shown_difference)):
-            texts = [write(cell, ours[cell.column]) for cell in cells]
+def lines_of(row: Row, ours: Mapping[Protocol, Mapping[str, Ours]]) -> Iterator[list[str]]:
+    """What and cells of the lines of a run; a line that would say nothing is left out."""
+    cells = row.cells
+    for protocol, found in ours.items():
+        columns = [texts_of(cell, found[cell.column]) for cell in cells]
+        for what, texts in zip((CHOSEN_ON[protocol], "95 %", "difference"), zip(*columns, strict=True), strict=True):
             if set(texts) != {"-"}:
                 yield [what, *texts]
-    ours = next(iter(line.ours.values()))  # both protocols have the same images and seeds
-    yield ["n x seeds", *(f"{ours[cell.column].images:,} x {len(ours[cell.column].seeds)}" for cell in cells)]
+    sizes = []
+    for each in next(iter(ours.values())).values():  # both protocols have the same images and seeds
+        sizes.append("0 x 0" if isinstance(each, str) else f"{each.sample.n:,} x {len(each.sample.seeds)}")
+    yield ["n x seeds", *sizes]
 
 
-def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
+def own_blocks(plan: Plan, results: Results) -> list[Block]:
     """Ours, a block for each data and network that ran, every run once: one may stand for several rows of the paper."""
     numbers: dict[str, list[str]] = {}  # key of a run -> the paper's rows
     settings: dict[str, list[list[str]]] = {}  # setting -> lines
-    for number, line in enumerate(lines, start=1):
-        if line.recipe:
-            numbers.setdefault(line.key, []).append(str(number))
-    for line in lines:
-        if line.recipe and line.key in numbers:
-            names = [", ".join(numbers.pop(line.key)), method_text(line.recipe, line.row)]
-            for texts in lines_of(line):
-                settings.setdefault(setting_of(line.recipe), []).append(names + texts)
+    for number, entry in enumerate(plan.entries, start=1):
+        numbers.setdefault(entry.key, []).append(str(number))
+    for entry in plan.entries:
+        if entry.recipe and entry.key in numbers:
+            names = [", ".join(numbers.pop(entry.key)), method_text(entry.recipe, entry.row)]
+            for texts in lines_of(entry.row, {protocol: by_key[entry.key] for protocol, by_key in results.items()}):
+                settings.setdefault(setting_of(entry.recipe), []).append(names + texts)
                 names = ["", ""]
-    head = ["Row", "Method", "Chosen on", *(heading(cell, scale) for cell in lines[0].row.cells)]
+    head = ["Row", "Method", "Chosen on", *(heading(cell, plan.scale) for cell in plan.entries[0].row.cells)]
     return [Block(caption=f"ours: {setting}", head=head, rows=rows, left=3) for setting, rows in settings.items()]
 
 
-def published_block(number: int, lines: Sequence[ComparedRow]) -> Block:
+def published_block(plan: Plan) -> Block:
     """The paper's rows, a line each, with the paper's data and networks."""
     rows = []
-    for i, line in enumerate(lines, start=1):
-        row = line.row
-        names = [str(i), DATASETS[row.dataset], row.architecture, row.method + ("" if line.key else ", quoted")]
-        rows.append(names + [shown_published(cell, line.published_difference(cell.column)) for cell in row.cells])
-    head = ["Row", "Data", "Network", "Method", *map(heading, lines[0].row.cells)]
-    return Block(caption=f"published (paper): {tables.table(number).title}", head=head, rows=rows, left=4)
+    for number, entry in enumerate(plan.entries, start=1):
+        row = entry.row
+        names = [str(number), DATASETS[row.dataset], row.architecture, row.method + ("" if entry.key else ", quoted")]
+        rows.append(names + [shown_published(cell, plan.published_difference(entry, cell)) for cell in row.cells])
+    head = ["Row", "Data", "Network", "Method", *map(heading, plan.entries[0].row.cells)]
+    return Block(caption=f"published (paper): {tables.table(plan.number).title}", head=head, rows=rows, left=4)

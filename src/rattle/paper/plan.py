@@ -1,19 +1,19 @@
 """Which runs a table of the paper needs at a scale: its rows, the baselines they are compared with, surrogates."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rattle.errors import RattleError
 from rattle.paper import tables
-from rattle.paper.rows import Overrides, Row
+from rattle.paper.rows import Cell, Overrides, Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
 from rattle.training.sweep import Job
 
 NEEDS_EXTRA = "it was trained on a million generated images: --extra FILE.npz trains it"
-States = Mapping[tuple[str, int], str]  # (key, seed) -> new, unfinished, running, finished or diverged
+States = Mapping[tuple[str, int], str]  # (key, seed) -> new, unfinished, running, finished, diverged or failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,20 @@ class Plan:
     seeds: tuple[int, ...]
     jobs: dict[tuple[str, int], Job]  # (key, seed) -> its run
 
-    def states(self) -> States:
-        """The state of every run. Reads checkpoints, so call it once."""
-        return {key: "diverged" if job.run.divergence else job.state for key, job in self.jobs.items()}
+    def states(self, failed: Collection[str] = ()) -> States:
+        """The state of every run; `failed` names the folders of those whose training failed. Reads checkpoints."""
+        found = {}
+        for key, job in self.jobs.items():
+            state = "diverged" if job.run.divergence else job.state
+            found[key] = "failed" if job.folder.name in failed else state
+        return found
+
+    def published_difference(self, entry: Entry, cell: Cell) -> float | None:
+        """The paper's own difference to its baseline."""
+        rows = {each.row.recipe: each.row for each in self.entries if each.recipe and not each.row.overrides}
+        baseline = rows.get(entry.row.baseline)
+        value = baseline.cell(cell.column).value if baseline else None
+        return None if cell.value is None or value is None else cell.value - value
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -16,34 +16,34 @@ from rattle.data.registry import Data
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
+from rattle.evaluation.samples import Difference, Sample
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
 from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
-PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
 SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One column of one run: a value for each image, and the checkpoint they belong to."""
+class CellResult:
+    """Ours in one cell under one protocol, as a share (or distance), not in %."""
 
-    values: tuple[float, ...]  # a flag for each image; for ADBD a distance
-    checkpoint: str
-    protocol: str  # what was run on how many images; only equal ones are compared
+    sample: Sample  # a flag for each image; for ADBD a distance
+    checkpoints: list[str]  # that the seeds' values belong to
+    difference: Difference | None = None  # to the baseline
+    p_adjusted: float | None = None  # Holm, over all tests of the protocol in the table
 
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
+
+Ours = CellResult | str  # or why there is no number: diverged, failed, not finished
 
 
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
@@ -60,24 +60,24 @@ class Evaluator:
     console: Console
     test_images: dict[Data, Images] = field(default_factory=dict)  # each dataset is read once
 
-    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
-        """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
+    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, CellResult]:
+        """Every column of a row, measured on the run of a job, one seed; transfer attacks are made on the surrogate."""
         names = checkpoints(job.recipe, protocol)
         # by PGD-20 the paper chooses a checkpoint, also where the table does not print it
         selection = next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
         best = names[0]
         if len(names) > 1:
-            best = max(names, key=lambda name: self.cell(selection, job, name, surrogate).mean)
+            best = max(names, key=lambda name: self.cell(selection, job, name, surrogate).sample.accuracies)
         found = {}
         for cell in row.cells:
             attacked = [best] if cell.attack == "clean" or cell.attack in COSTLY else names
             if cell.attack == "clean":  # its flags come with the results of PGD-20, which is run anyway
                 cell = replace(selection, column="clean")
             each = [self.cell(cell, job, name, surrogate) for name in attacked]
-            found[cell.column] = max(each, key=lambda one: one.mean)
+            found[cell.column] = max(each, key=lambda one: one.sample.accuracies)
         return found
 
-    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
+    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> CellResult:
         """One column of one checkpoint."""
         name = self.scale.name_of(cell.attack)
         attack = self.scale.attack(cell, job.recipe)
@@ -89,7 +89,9 @@ class Evaluator:
         entry = plain["attacks"][name]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
         protocol = [cell.column, entry["settings"], plain["data"], len(values)]
-        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
+        how = json.dumps(protocol, sort_keys=True)  # what was run on how many images; only equal ones are compared
+        sample = Sample(seeds=(job.recipe.seed,), flags=(tuple(values),), protocol=how)
+        return CellResult(sample=sample, checkpoints=[checkpoint])
 
     def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> Plain:
         """What results/NAME.json holds; evaluated now if there is none of these weights, images and settings.
@@ -104,7 +106,7 @@ class Evaluator:
         for other in (path, *sorted(run.results.rglob(path.name))):  # the best checkpoint often equals an epoch's
             if known := read_result(other, name, key):
                 if other != path:
-                    write_atomically(path, json.dumps(known).encode())
+                    write_json(path, known)
                 return known
         self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)

@@ -66,9 +66,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the paper; `number` 0 is the comparison in the text of Section 5.3."""
+    """A table of the paper, or the comparison in the text of Section 5.3."""
 
-    number: int
     title: str  # in our words
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()

@@ -1,18 +1,12 @@
-"""Train the runs of a plan that are not finished, and name those whose loss landscapes are to be drawn."""
+"""Train the runs of a plan that are not finished."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from rattle.errors import RattleError
-from rattle.paper.plan import Plan
 from rattle.runs.progress import Console, ProgressOnly
 from rattle.training.loop import fit
-from rattle.training.sweep import Job, pending, run_local
-
-
-def unfinished(plan: Plan, console: Console) -> list[Job]:
-    """The runs left to train; one that diverged is not tried again."""
-    return pending([job for job in plan.jobs.values() if not job.run.divergence], ProgressOnly(console))
+from rattle.training.sweep import Job, run_local
 
 
 def train(todo: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:

@@ -2,14 +2,23 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rattle.paper.blocks import PrintedTable, data_of, heading, method_text, network_of, own_blocks, published_block
-from rattle.paper.cells import CellResult, ComparedRow
-from rattle.paper.plan import Plan
+from rattle.paper.blocks import (
+    UNITS,
+    PrintedTable,
+    data_of,
+    heading,
+    method_text,
+    network_of,
+    own_blocks,
+    published_block,
+)
+from rattle.paper.cells import Results
+from rattle.paper.plan import Entry, Plan
+from rattle.paper.protocols import Ours
 from rattle.report.page import render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.io import Plain, write_atomically
@@ -26,49 +35,62 @@ READING = (
 )
 
 
-def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> PrintedTable:
+def printed_table(plan: Plan, title: str, results: Results) -> PrintedTable:
     """The table of a plan."""
-    notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note]
-    cells = lines[0].row.cells
-    columns = {cell.column: {"published": heading(cell), "ours": heading(cell, plan.scale)} for cell in cells}
+    rows = [entry.row for entry in plan.entries]
+    notes = [f"{row.method}: {row.note}." for row in rows if row.note]
+    columns = {cell.column: {"published": heading(cell), "ours": heading(cell, plan.scale)} for cell in rows[0].cells}
     numbers = {"table": plan.number, "scale": plan.scale.name, "columns": columns}
     return PrintedTable(
         title=title,
-        blocks=(*own_blocks(lines, plan.scale), published_block(plan.number, lines)),
+        blocks=(*own_blocks(plan, results), published_block(plan)),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain=numbers | {"rows": [plain_row(line) for line in lines]},
+        plain=numbers | {"rows": [plain_row(plan, entry, results) for entry in plan.entries]},
     )
 
 
-def plain_row(line: ComparedRow) -> Plain:
+def plain_row(plan: Plan, entry: Entry, results: Results) -> Plain:
     """A row and everything measured for it."""
-    row = line.row
-    cells = {
-        cell.column: {
+    row = entry.row
+    cells = {}
+    for cell in row.cells:
+        ours = {}
+        for protocol, by_key in results.items():
+            if entry.key:
+                ours[protocol] = plain_result(by_key[entry.key][cell.column], UNITS[cell.unit])
+        cells[cell.column] = {
             "published": cell.value,
             "published_under": cell.published_under or cell.attack,
-            "published_difference": line.published_difference(cell.column),
+            "published_difference": plan.published_difference(entry, cell),
             "unit": cell.unit,
-            "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},
+            "ours": ours,
         }
-        for cell in row.cells
-    }
     published = {"method": row.method, "data": row.dataset, "network": row.architecture, "recipe": row.recipe}
     ours = None
-    if recipe := line.recipe:
+    if recipe := entry.recipe:
         ours = {"method": method_text(recipe, row), "data": data_of(recipe), "network": network_of(recipe)}
         ours |= {"recipe": recipe.name}
     labels = {"norm": row.norm, "published": published, "ours": ours}
-    return labels | {"run": line.key or None, "cells": cells}
+    return labels | {"run": entry.key or None, "cells": cells}
 
 
-def plain_result(ours: CellResult) -> Plain:
-    """Its fields, with null for what JSON cannot hold; of a cell without a number only the reason."""
-    if ours.state:
-        return {"state": ours.state}
-    plain = null_for_nan(asdict(replace(ours, sample=None)))
-    del plain["state"], plain["sample"]
-    return plain | {"interval": [ours.interval.low, ours.interval.high] if ours.interval else None}
+def plain_result(ours: Ours, unit: int) -> Plain:
+    """Everything measured for a cell, in its unit, with null for what JSON cannot hold; without a number the reason."""
+    if isinstance(ours, str):
+        return {"state": ours}
+    sample, interval = ours.sample, ours.sample.interval
+    plain = {
+        "seeds": sample.seeds,
+        "values": [unit * share for share in sample.accuracies],
+        "checkpoints": ours.checkpoints,
+        "images": sample.n,
+        "mean": unit * sample.summary.mean,
+        "std": unit * sample.summary.deviation,
+        "interval": [unit * interval.low, unit * interval.high] if math.isfinite(interval.low) else None,
+        "difference": ours.difference and asdict(ours.difference),
+        "p_adjusted": ours.p_adjusted,
+    }
+    return null_for_nan(plain)
 
 
 def null_for_nan(value: Any) -> Any:

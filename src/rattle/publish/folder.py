@@ -10,7 +10,7 @@ from rattle.evaluation.results import Results, load_results
 from rattle.paper.tables import published
 from rattle.publish.card import model_card
 from rattle.report import build
-from rattle.runs.io import Plain, read_json, write_atomically
+from rattle.runs.io import Plain, read_json, write_atomically, write_json
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.runs.paths import CONFIG, WEIGHTS, Run
 from rattle.runs.published import check_model_name, pack, without_folder, without_paths
@@ -71,8 +71,7 @@ def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str])
         for key in PATHS:
             if isinstance(plain.get(key), str):
                 plain[key] = without_folder(plain[key])
-        content = json.dumps(plain | {"checkpoint": WEIGHTS})
-        write_atomically(Run(folder).results / f"{attack}.json", content.encode())
+        write_json(Run(folder).results / f"{attack}.json", plain | {"checkpoint": WEIGHTS})
     return load_results(Run(folder).results)[0]
 
 

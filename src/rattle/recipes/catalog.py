@@ -1,7 +1,6 @@
 """Named recipes; names.py says how their names are built."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import epsilon_text, replace_at
+from rattle.recipes.schema import ball_text, replace_at
 from rattle.settings import Plain, check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -39,7 +38,7 @@ class Setting:
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
     steps: int | None = None  # of the inner attack; the method's when None
     average: EMA | None = None  # for methods that have none of their own
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe that hold for every method
+    training: Plain = field(default_factory=dict)  # fields of Recipe that hold for every method
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
 
 
@@ -98,6 +97,11 @@ def get_recipe(name: str) -> Recipe:
     model = TIMM.get(model, model)
     data = SETTINGS[dataset].data
     return make_recipe(method, data=data, model=model, norm="linf" if norm == "linf" else "l2", name=name, **changes)
+
+
+def usual_data(name: str) -> Data:
+    """The data of a dataset's recipes; any other is not augmented, as nobody knows if its images may be mirrored."""
+    return SETTINGS[name].data if name in SETTINGS else Data(name=name, augment=NO_AUGMENT)
 
 
 def make_recipe(
@@ -201,7 +205,7 @@ def short(name: str) -> str:
     return Path(name).name.removesuffix(".npz")
 
 
-def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | ASAM | None:
+def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | None:
     """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
     for suffix, kind in SHARPNESS.items():
         if suffix in suffixes:
@@ -236,7 +240,7 @@ def released(recipe: Recipe) -> Recipe:
     Its epochs are counted from 1, so that what begins "at epoch 100" begins after 99; it holds no images out.
     """
     objective, awp, attack, epochs = recipe.objective, recipe.awp, recipe.attack, recipe.epochs
-    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM | ASAM):
+    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM):
         raise RattleError(
             f"the authors released trades-2nd and trades-awp-2nd, not {recipe.method}: leave out -released"
         )
@@ -262,7 +266,7 @@ def describe(name: str) -> str:
     recipe, method = get_recipe(name), split_recipe(name)[3]
     threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper
     papers = f"{paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else paper
-    return f"{recipe.method} ({papers}); {threat.norm} {epsilon_text(threat.epsilon)}, {recipe.epochs} epochs"
+    return f"{recipe.method} ({papers}); {ball_text(threat)}, {recipe.epochs} epochs"
 
 
 def resolve(text: str) -> Recipe:

@@ -6,12 +6,11 @@ runs, with `-fast` it costs a third.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from rattle.errors import RattleError, unknown
 from rattle.models.registry import check_model
-from rattle.objectives.registry import METHODS, SUFFIXES, variants_of
+from rattle.objectives.registry import METHODS, variants_of
 from rattle.settings import check_type
 
 ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
@@ -19,29 +18,24 @@ ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
 TIMM = {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The recipes of a dataset that are listed: those of these norms and models, with every method."""
-
-    norms: tuple[str, ...] = ("linf", "l2")
-    models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")
-
-
+NORMS = ("linf", "l2")
+NETWORKS = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")
+# Dataset -> the norms and the models of its recipes that are listed, each with every method.
 DATASETS = {
-    "digits": Listed(models=("cnn",)),
-    "cifar10": Listed(),
-    "cifar100": Listed(),
-    "svhn": Listed(),
-    "imagenet": Listed(norms=("linf",), models=tuple(TIMM)),
+    "digits": (NORMS, ("cnn",)),
+    "cifar10": (NORMS, NETWORKS),
+    "cifar100": (NORMS, NETWORKS),
+    "svhn": (NORMS, NETWORKS),
+    "imagenet": (("linf",), tuple(TIMM)),
 }
 
 
 def list_recipes() -> list[str]:
     """The names of recipes; any other known model can replace the model in a name."""
     found = []
-    for dataset, listed in DATASETS.items():
-        for norm in listed.norms:
-            for model in listed.models:
+    for dataset, (norms, models) in DATASETS.items():
+        for norm in norms:
+            for model in models:
                 found += [f"{dataset}-{norm}-{model}-{method}" for method in method_names()]
     return found
 
@@ -58,9 +52,9 @@ def method_names() -> list[str]:
 
 
 def method_pattern() -> str:
-    """What may stand at the end of a recipe's name."""
+    """What may stand at the end of a recipe's name: a group for the method, then one for each place of a suffix."""
     methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
-    return rf"(?:{methods})(?:-awp|-sam|-asam)?(?:-1st|-2nd)?(?:-released)?(?:-fast)?"
+    return rf"({methods})(-awp|-sam|-asam)?(-1st|-2nd)?(-released)?(-fast)?"
 
 
 def split_method(text: str) -> tuple[str, set[str]]:
@@ -70,17 +64,14 @@ def split_method(text: str) -> tuple[str, set[str]]:
     True
     """
     check_type("method", text, str)
-    if not re.fullmatch(method_pattern(), text):
+    match = re.fullmatch(method_pattern(), text)
+    if match is None:
         raise unknown("method", text, method_names())
-    name, suffixes = text, set()
-    for suffix in reversed(SUFFIXES):  # in the order that they stand in
-        if name not in METHODS and name.endswith(suffix):
-            name = name.removesuffix(suffix)
-            suffixes.add(suffix)
+    name, *suffixes = match.groups()
     for suffix in ("-awp", "-1st", "-2nd"):
         if suffix in suffixes and suffix not in variants_of(name):
             raise RattleError(f"{name} has no {suffix} variant, got {text!r}")
-    return name, suffixes
+    return name, set(filter(None, suffixes))
 
 
 def split_recipe(name: str) -> tuple[str, str, str, str]:
@@ -95,7 +86,7 @@ def split_recipe(name: str) -> tuple[str, str, str, str]:
     match = re.fullmatch(rf"({'|'.join(DATASETS)})-(linf|l2)-(.+?)-({method_pattern()})", name)
     if match is None:
         raise unknown("recipe", name, list_recipes())
-    dataset, norm, model, method = match.groups()
+    dataset, norm, model, method = match.groups()[:4]
     split_method(method)
     return dataset, norm, model, method
 

@@ -50,8 +50,7 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader)
     except RattleError as reason:
         raise RattleError(f"the recipe is refused: {reason}") from None
-    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as reason:
-        # Beside YAML's own: what its constructors raise for `!!int x`, for a date that is none, for 5,000 digits.
+    except Exception as reason:  # its constructors raise every kind, for `!!int x`, a date that is none, 5,000 digits
         words = " ".join(str(reason).split()) if isinstance(reason, yaml.YAMLError) else first_line(reason)
         raise RattleError(f"the recipe is not valid YAML: {words}") from reason
 
@@ -81,16 +80,18 @@ def parse_json(text: str | bytes) -> Any:
         raise RattleError(f"it is nested more than {DEEPEST} levels deep") from None
     except ValueError as reason:
         raise RattleError(f"it is not valid JSON: {first_line(reason)}") from reason
-    level = [found]
-    for _ in range(DEEPEST):
-        below = []
-        for value in level:
-            if isinstance(value, dict | list):
-                below += value.values() if isinstance(value, dict) else value
-        level = below
-    if any(isinstance(value, dict | list) for value in level):
-        raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+    check_depth(found, DEEPEST)
     return found
+
+
+def check_depth(found: Any, left: int) -> None:
+    """Refuse lists and mappings more than `left` levels deep."""
+    if not isinstance(found, dict | list):
+        return
+    if left == 0:
+        raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+    for value in found.values() if isinstance(found, dict) else found:
+        check_depth(value, left - 1)
 
 
 def tidy(plain: Any) -> Any:

@@ -68,7 +68,7 @@ def changes(before: Any, after: Any, *, but: Sequence[str] = ()) -> str:
 
 def dataclass_members(hint: Any) -> list[type]:
     """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
-    members: list[Any] = []
+    members = []
     for member in alternatives(hint):
         members.extend(OPEN[member]() if member in OPEN else (member,))
     return [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
@@ -143,6 +143,16 @@ def epsilon_text(epsilon: float) -> str:
     pixels = round(epsilon * 255)
     whole = abs(epsilon * 255 - pixels) < 1e-6
     return f"{pixels}/255" if whole and pixels % 51 else f"{epsilon:.4g}"
+
+
+def ball_text(threat: Any) -> str:
+    """A threat in a few words, such as linf 8/255."""
+    return f"{threat.norm} {epsilon_text(threat.epsilon)}"
+
+
+def trade_off_text(setting: str, value: float) -> str:
+    """A value of a trade-off setting, by its dotted name."""
+    return epsilon_text(value) if setting.endswith("epsilon") else f"{value:g}"
 
 
 def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[type, Any]:

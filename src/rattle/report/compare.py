@@ -2,14 +2,14 @@
 accuracy beside the paper's figures."""
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rattle.evaluation.samples import Sample, on_shared_images
+from rattle.evaluation.samples import Sample, join_seeds, on_shared_images
 from rattle.evaluation.unions import UNION, split_name
 from rattle.report.run_data import MANY, RunData, Runs
-from rattle.report.significance import PairedTest, paired_tests, protocol_differences
+from rattle.report.significance import Tests, paired_tests, protocol_differences
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare
 
 ALL_PAIRS = MANY  # up to this many runs every pair is compared; beyond it each with the first
@@ -18,20 +18,25 @@ STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the 
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+def compare_runs(runs: Runs, baseline: RunData | None = None) -> Tests:
     """Tests of runs, network against network, and a sentence for each that could not be made.
 
     All pairs; with a baseline, each with it. Of more than ALL_PAIRS runs the first is the baseline.
     """
-    baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
-    return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
+    return compare_groups({run.label: [run] for run in runs}, baseline)
 
 
-def compare_methods(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+def compare_methods(runs: Runs, baseline: RunData | None = None) -> Tests:
     """The same over seeds, of groups of runs that differ in their seed alone: all pairs, or with the baseline's."""
-    groups = group_by_method(runs)
-    baseline = runs[0] if baseline is None and len(groups) > ALL_PAIRS else baseline
-    name = next((name for name, members in groups.items() if baseline in members), None)
+    return compare_groups(group_by_method(runs), baseline)
+
+
+def compare_groups(groups: Mapping[str, Runs], baseline: RunData | None) -> Tests:
+    """The tests of named groups of runs, each a row."""
+    names = list(groups)
+    name = names[0] if len(names) > ALL_PAIRS else None
+    if baseline:
+        name = next((name for name in names if baseline in groups[name]), None)
     return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
 
 
@@ -66,11 +71,7 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
             both = on_shared_images(known, sample)
             if known is sample or both is None or protocol_differences(known.protocol, sample.protocol):
                 continue
-            known, new = both
-            every = {"seeds": known.seeds + new.seeds, "flags": known.flags + new.flags}
-            found[column] = replace(
-                known, **every, confidence=known.confidence + new.confidence, errors=known.errors + new.errors
-            )
+            found[column] = join_seeds(both)
     return found
 
 
@@ -102,9 +103,11 @@ def robust_attack(runs: Runs) -> str | None:
 
 
 def measured_points(runs: Runs, attack: str) -> list[Point]:
-    results = [(run, run.results[attack]) for run in runs if attack in run.results]
     points = []
-    for run, result in results:
+    for run in runs:
+        result = run.results.get(attack)
+        if result is None:
+            continue
         clean, robust = accuracy(result.clean, result.clean_error), accuracy(result.flags, result.error)
         points.append(Point(run.label, run, clean, robust))
     return points

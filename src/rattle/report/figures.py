@@ -6,12 +6,14 @@ in it.
 
 import html
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from rattle.recipes.schema import trade_off_text
 from rattle.report.compare import Point
-from rattle.report.frontiers import Series
+from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
@@ -72,6 +74,10 @@ def terms(run: RunData) -> list[str]:
     return found
 
 
+def by_epoch(traces: list[Spec], title: str) -> Spec:
+    return figure(traces, axis("epoch", rangemode="tozero"), axis(title, rangemode="tozero"))
+
+
 def accuracy_curves(runs: Runs, kind: str) -> Spec:
     """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
     traces = []
@@ -79,7 +85,7 @@ def accuracy_curves(runs: Runs, kind: str) -> Spec:
         averaged = any(f"val_{kind}_average" in entry for entry in run.metrics)
         values = column(run, f"val_{kind}_average" if averaged else f"val_{kind}", 100)
         traces.append(line(epochs(run), values, run.label, colour(run)))
-    return figure(traces, axis("epoch", rangemode="tozero"), axis(f"{kind} accuracy, %", rangemode="tozero"))
+    return by_epoch(traces, f"{kind} accuracy, %")
 
 
 def loss_terms(run: RunData) -> Spec:
@@ -88,12 +94,12 @@ def loss_terms(run: RunData) -> Spec:
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)")]
     for i, name in enumerate(terms(run)):
         traces.append(line(x, column(run, name), name, f"var(--term-{i % TERM_COLOURS})"))
-    return figure(traces, axis("epoch", rangemode="tozero"), axis("loss", rangemode="tozero"))
+    return by_epoch(traces, "loss")
 
 
 def learning_rates(runs: Runs) -> Spec:
     traces = [line(epochs(run), column(run, "lr"), run.label, colour(run)) for run in runs]
-    return figure(traces, axis("epoch", rangemode="tozero"), axis("learning rate", rangemode="tozero"))
+    return by_epoch(traces, "learning rate")
 
 
 def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
@@ -108,15 +114,25 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
 
 
-def frontier(series: Sequence[Series], robust_title: str) -> Spec:
-    """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point."""
+def frontier(curves: Sequence[Spec], attack: str) -> Spec:
+    """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point.
+
+    curves: as in frontier.json.
+    """
     traces = []
-    for number, each in enumerate(series):
-        values = [point.value for point in each.robust]
-        trace = line(each.clean, values, each.method, f"var(--term-{number % TERM_COLOURS})", mode="lines+markers+text")
-        texts = [safe(text) for text in each.settings]
-        traces.append(trace | {"text": texts, "textposition": "top right", "error_y": error_bars(each.robust)})
-    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
+    for number, curve in enumerate(curves):
+        texts, clean, robust = [], [], []
+        for point in curve["points"]:
+            found = point["attacks"][attack]
+            low, high = found["interval"]
+            texts.append(safe(trade_off_text(curve["setting"], float(point["value"]))))
+            clean.append(100 * fmean(found["clean"]))
+            robust.append(Accuracy(100 * fmean(found["robust"]), 100 * low, 100 * high))
+        y, style = [each.value for each in robust], {"mode": "lines+markers+text", "textposition": "top right"}
+        bars = error_bars(robust)
+        colour = f"var(--term-{number % TERM_COLOURS})"
+        traces.append(line(clean, y, curve["method"], colour, **style, text=texts, error_y=bars))
+    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {title_of(attack)}, %"))
 
 
 def by_setting(sweep: Sweep) -> Spec:

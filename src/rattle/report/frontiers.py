@@ -1,40 +1,15 @@
 """A frontier on the page: its folder stands for the runs in it, and frontier.json for a section. No torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from rattle.errors import RattleError
-from rattle.recipes.schema import epsilon_text
+from rattle.report import figures
 from rattle.report.naming import title_of
-from rattle.report.tables import Accuracy
 from rattle.runs.io import Plain, read_json
+from rattle.stats import Interval
 
 FILE = "frontier.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """A method under one attack."""
-
-    method: str
-    settings: list[str]  # of each point
-    clean: list[float]  # %, mean over seeds
-    robust: list[Accuracy]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierSection:
-    """What the page shows of one frontier."""
-
-    panels: dict[str, list[Series]]  # attack -> methods
-    setting: str
-    threat: str
-    n: dict[str, int]  # images of each attack
-    seeds: int
-    rows: list[list[str]]  # method less baseline, attack, points with interval, verdict, range of clean accuracy
-    notes: list[str]
 
 
 def with_runs(folders: Sequence[Path | str]) -> list[Path | str]:
@@ -51,7 +26,7 @@ def with_runs(folders: Sequence[Path | str]) -> list[Path | str]:
     return found
 
 
-def read_frontiers(folders: Sequence[Path | str]) -> list[FrontierSection]:
+def read_frontiers(folders: Sequence[Path | str]) -> list[Plain]:
     """A section for each of the folders that is a frontier's."""
     sections = []
     for folder in folders:
@@ -67,44 +42,28 @@ def read_frontiers(folders: Sequence[Path | str]) -> list[FrontierSection]:
     return sections
 
 
-def section_of(plain: Plain) -> FrontierSection:
-    panels: dict[str, list[Series]] = {}
-    n: dict[str, int] = {}
-    for curve in plain["curves"]:
-        texts = []
-        for point in curve["points"]:
-            value = float(point["value"])
-            texts.append(epsilon_text(value) if curve["setting"].endswith("epsilon") else f"{value:g}")
-        for attack in curve["points"][0]["attacks"]:
-            found = [point["attacks"][attack] for point in curve["points"]]
-            robust = []
-            for each in found:
-                low, high = each["interval"]
-                robust.append(Accuracy(value=100 * fmean(each["robust"]), low=100 * low, high=100 * high))
-            clean = [100 * fmean(each["clean"]) for each in found]
-            n[attack] = int(found[0]["n"])
-            panels.setdefault(attack, []).append(
-                Series(method=str(curve["method"]), settings=texts, clean=clean, robust=robust)
-            )
-    first = plain["curves"][0]
-    seeds = len(next(iter(first["points"][0]["attacks"].values()))["robust"])
+def section_of(plain: Plain) -> Plain:
+    """What the page shows of one frontier: a figure for each attack, comparisons as rows of text, notes."""
+    curves = plain["curves"]
+    measured = curves[0]["points"][0]["attacks"]
+    panels = []
+    for attack, found in measured.items():
+        panels.append({"attack": attack, "n": int(found["n"]), "figure": figures.frontier(curves, attack)})
     rows, notes = [], [str(note) for note in plain["notes"]]
     for gap in plain["comparisons"]:
         if "refused" in gap:
             notes.append(str(gap["refused"]))
             continue
-        low, high = gap["interval"]
-        points = f"{100 * gap['mean']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        points = f"{100 * gap['mean']:+.1f} {Interval(*gap['interval']).percent('+.1f')}"
         compared = "robust" if gap["equal"] == "clean" else "clean"
         between = f"{gap['equal']} {100 * gap['low']:.1f} to {100 * gap['high']:.1f} %"
         pair = f"{gap['method']} less {gap['baseline']}"
         rows.append([pair, f"{compared}, {title_of(gap['attack'])}", between, points, str(gap["verdict"])])
-    return FrontierSection(
-        panels=panels,
-        setting=str(first["setting"]),
-        threat=str(plain["threat"]),
-        n=n,
-        seeds=seeds,
-        rows=rows,
-        notes=notes,
-    )
+    return {
+        "panels": panels,
+        "setting": str(curves[0]["setting"]),
+        "threat": str(plain["threat"]),
+        "seeds": len(next(iter(measured.values()))["robust"]),
+        "rows": rows,
+        "notes": notes,
+    }

@@ -1,50 +1,33 @@
 """The grid of a sweep as a table: what each setting reached on the held-out images, over its seeds. No torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch
-from rattle.stats import Summary, summarise
+from rattle.stats import summarise
 
 SEED = "seed"  # the axis that makes several runs of one setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One point of the grid without its seed, at each run's best checkpoint."""
-
-    values: Mapping[str, str]  # of the settings that the grid varies
-    folders: tuple[Path, ...]  # one for each seed
-    clean: Summary  # accuracy on the held-out images
-    robust: Summary  # under the recipe's validation attack
-
-
-def grid_settings(points: Sequence[tuple[Mapping[str, str], Path]]) -> list[Setting]:
-    """The settings of a grid by robust accuracy, best first; runs that were never evaluated are left out."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Path, float, float]]] = {}
+def grid_rows(points: Sequence[tuple[Mapping[str, str], Path]]) -> tuple[list[str], list[list[str]], Path] | None:
+    """Columns, rows and a run of the first row: what each setting reached in % at the runs' best checkpoints, by robust
+    accuracy, best first. Runs that were never evaluated are left out; None if that leaves none.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[float, float, Path]]] = {}
     for point, folder in points:
         reached = best_epoch(read_jsonl(Run(folder).metrics, []))
         if reached is not None:
-            values = tuple((name, value) for name, value in point.items() if name != SEED)
-            groups.setdefault(values, []).append((folder, *reached))
-    settings = []
-    for values, runs in groups.items():
-        folders, clean, robust = zip(*runs, strict=True)
-        reached = {"clean": summarise(clean), "robust": summarise(robust)}
-        settings.append(Setting(values=dict(values), folders=folders, **reached))
-    return sorted(settings, key=lambda setting: -setting.robust.mean)
-
-
-def grid_rows(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: the settings, the number of seeds, and both accuracies in percent."""
-    rows = []
-    for each in settings:
-        rows.append([*each.values.values(), str(each.robust.n), in_percent(each.clean), in_percent(each.robust)])
-    return [*settings[0].values, "seeds", "clean", "robust"], rows
-
-
-def in_percent(summary: Summary) -> str:
-    deviation = f" ± {100 * summary.deviation:.1f}" if summary.n > 1 else ""
-    return f"{100 * summary.mean:.1f}{deviation}"
+            setting = tuple((name, value) for name, value in point.items() if name != SEED)
+            groups.setdefault(setting, []).append((*reached, folder))
+    if not groups:
+        return None
+    found = []
+    for setting, runs in groups.items():
+        clean, robust, folders = zip(*runs, strict=True)
+        accuracies = [summarise(values).percent() for values in (clean, robust)]
+        found.append((fmean(robust), [*dict(setting).values(), str(len(runs)), *accuracies], folders[0]))
+    found.sort(key=lambda row: -row[0])
+    columns = [*dict(next(iter(groups))), "seeds", "clean", "robust"]
+    return columns, [cells for _, cells, _ in found], found[0][2]

@@ -4,29 +4,25 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from rattle.analysis.plots import FAINT, LINES
+from rattle.analysis.plots import LINES, trade_off_panels
 from rattle.report.compare import group_by_method, samples_of
 from rattle.report.naming import title_of
 from rattle.report.run_data import Runs
-from rattle.stats import summarise
 
 
 def methods_plot(runs: Runs, attacks: Sequence[str]) -> Figure:
     """A panel for each attack: a small dot for each seed of a method, a large one for their mean."""
-    figure = Figure(figsize=(4.6 * len(attacks), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(attacks), squeeze=False)[0]
     groups = {method: samples_of(members) for method, members in group_by_method(runs).items()}
+    first = next(iter(groups.values()))
+    titles = [f"{title_of(name)}, n {first[name].n:,}, {first[name].seeds_text}" for name in attacks]
+    figure, panels = trade_off_panels(titles)
     for panel, attack in zip(panels, attacks, strict=True):
         for number, (method, samples) in enumerate(groups.items()):
             color = LINES[number % len(LINES)]
-            clean, robust = ([100 * each for each in samples[name].accuracies] for name in ("clean", attack))
-            panel.plot(clean, robust, "o", color=color, markersize=4, alpha=0.5)
-            mean = summarise(clean).mean, summarise(robust).mean
+            both = samples["clean"], samples[attack]
+            dots = [[100 * each for each in sample.accuracies] for sample in both]
+            panel.plot(*dots, "o", color=color, markersize=4, alpha=0.5)
+            mean = [100 * sample.summary.mean for sample in both]
             panel.plot(*mean, "o", color=color, markersize=8, label=method)
-        first = next(iter(groups.values()))[attack]
-        seeds = len(first.seeds)
-        panel.set_title(f"{title_of(attack)}, n {first.n:,}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=9)
-        panel.set(xlabel="clean accuracy, %", ylabel="robust accuracy, %")
-        panel.grid(color=FAINT, alpha=0.25)
     panels[0].legend(frameon=False, fontsize=8)
     return figure

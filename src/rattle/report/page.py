@@ -18,7 +18,7 @@ from rattle import __version__
 from rattle.evaluation.unions import split_name
 from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
-from rattle.report.frontiers import FrontierSection, read_frontiers, with_runs
+from rattle.report.frontiers import read_frontiers, with_runs
 from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.run_data import RunData, Runs, baseline_first, load_runs, results_folder
 from rattle.report.significance import Samples
@@ -94,7 +94,7 @@ def context(
     runs: Runs,
     published: PublishedRows,
     baseline: RunData | None = None,
-    frontiers: Sequence[FrontierSection] = (),
+    frontiers: Sequence[Plain] = (),
 ) -> Plain:
     """Everything the template needs; `baseline` is the run that the others are compared with, if one was named."""
     specs: list[figures.Spec] = []  # of the figures, in the order in which the template asks for them

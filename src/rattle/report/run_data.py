@@ -12,7 +12,7 @@ import numpy as np
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import Results, StoredResult, load_results
-from rattle.evaluation.samples import Sample, on_shared_images
+from rattle.evaluation.samples import Sample, on_shared_images, sample_of
 from rattle.evaluation.unions import split_name
 from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.recipes.schema import flatten
@@ -76,29 +76,11 @@ class RunData:
         """What was measured: clean on the most images, the attacks, and the best known beside AutoAttack."""
         if not self.results:
             return {}
-        largest = most_images(self.results)
-        clean = self.sample(
-            largest, largest.clean, json.dumps({"attack": "clean"}), largest.clean_confidence, largest.clean_error
-        )
-        found = {"clean": clean}
-        for name in sorted_attacks(self.results):
-            result = self.results[name]
-            found[name] = self.sample(result, result.flags, result.protocol, result.confidence, result.error)
+        results = {"clean": most_images(self.results).unattacked} | self.results
+        found = {name: sample_of(results[name], self.seed) for name in sorted_attacks(results)}
         random = any(sample.errors for sample in found.values())  # the lowest of noisy rates is no bound
         best = self.best_known(found) if "autoattack" in found and not random else None
         return found | {BEST_KNOWN: best} if best else found
-
-    def sample(
-        self,
-        result: StoredResult,
-        flags: tuple[float, ...],
-        protocol: str,
-        confidence: tuple[float, ...],
-        error: float,
-    ) -> Sample:
-        which = {"images": result.images, "places": result.places, "labels": result.labels, "draws": result.draws}
-        which["errors"] = (error,) if result.draws else ()
-        return Sample(seeds=(self.seed,), flags=(flags,), protocol=protocol, confidence=(confidence,), **which)
 
     def best_known(self, columns: Mapping[str, Sample]) -> Sample | None:
         """AutoAttack's images that no attack of the same threat broke; None where no other broke more than it."""

@@ -11,6 +11,7 @@ from rattle.report.significance import PairedTest
 from rattle.report.tables import sorted_attacks
 from rattle.runs.arrays import GROUPS
 from rattle.runs.io import Plain
+from rattle.stats import Interval
 
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 MOST_DETAILED = 12  # runs whose images and classes are on the page: each takes a quarter of a megabyte
@@ -62,11 +63,10 @@ def corrupted(runs: Sequence[RunData]) -> Plain:
 
 def percent_of(entry: object) -> str:
     """An accuracy of corruptions.json with its interval, in percent; empty where a number is missing."""
-    values = [finite(entry.get(name)) for name in ("accuracy", "low", "high")] if isinstance(entry, dict) else [None]
-    if None in values:
+    if not isinstance(entry, dict):
         return ""
-    accuracy, low, high = (100 * value for value in values if value is not None)
-    return f"{accuracy:.1f} [{low:.1f}, {high:.1f}]"
+    share, low, high = (finite(entry.get(name)) for name in ("accuracy", "low", "high"))
+    return "" if share is None or low is None or high is None else Interval(low, high).around(share)
 
 
 def examples(run: RunData) -> Plain | None:
@@ -101,9 +101,9 @@ def beyond(run: RunData) -> list[Plain]:
     """What a mean hides, a row for each column of a run: its worst class and its calibration, where one is known."""
     rows = []
     for column, sample in run.columns.items():
-        worst, known = sample.worst_classes, sample.calibrations
+        worst, known = (next(iter(found), None) for found in (sample.worst_classes, sample.calibrations))
         if worst or known:
-            rows.append({"column": column, "n": sample.n, "worst": worst[:1], "calibration": known[:1]})
+            rows.append({"column": column, "n": sample.n, "worst": worst, "calibration": known})
     return rows
 
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from rattle.evaluation.samples import Sample, difference, on_shared_images, two_sided_p
 from rattle.recipes.schema import flatten
 from rattle.report.naming import p_value, title_of, value_text
-from rattle.stats import LEVEL, Interval, McNemar, holm, mcnemar, summarise
+from rattle.stats import LEVEL, Interval, McNemar, holm, mcnemar
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
 
@@ -33,7 +33,7 @@ class PairedTest:
     @property
     def difference(self) -> float:
         """Mean accuracy of the second less that of the first."""
-        first, second = (summarise(sample.accuracies).mean for sample in self.samples)
+        first, second = (sample.summary.mean for sample in self.samples)
         return second - first
 
     @property
@@ -84,7 +84,10 @@ class PairedTest:
         return f"{self.first} and {self.second} cannot be told apart {where} (difference {points}, {facts})"
 
 
-def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[PairedTest], list[str]]:
+Tests = tuple[list[PairedTest], list[str]]  # and a sentence for each one that was not made
+
+
+def paired_tests(samples: Samples, baseline: str | None = None) -> Tests:
     """The tests of all pairs of rows, or of `baseline` with each other row; and a sentence for each one not made."""
     pairs = list(combinations(samples, 2))
     if baseline is not None:
@@ -92,9 +95,7 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
     return compare_pairs(samples, [(a, b, column) for a, b in pairs for column in samples[a] if column in samples[b]])
 
 
-def compare_pairs(
-    samples: Samples, pairs: Iterable[tuple[str, str, str]], family: int | None = None
-) -> tuple[list[PairedTest], list[str]]:
+def compare_pairs(samples: Samples, pairs: Iterable[tuple[str, str, str]], family: int | None = None) -> Tests:
     """The tests of these (row, row, column), and a sentence for each pair not tested.
 
     family: adjust each p for a family of so many tests that includes these; None for these alone.

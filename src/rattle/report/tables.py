@@ -2,17 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import Evaluation
 from rattle.evaluation.samples import Sample
 from rattle.report.naming import title_of
 from rattle.report.significance import Samples, compare_pairs
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import Interval, Summary, mean_interval, summarise
+from rattle.stats import Interval, mean_interval, summarise
 
 Format = Literal["markdown", "latex", "csv"]
 
@@ -55,51 +54,7 @@ def percent(flags: Sequence[float], error: float = 0.0) -> str:
     >>> percent([True] * 8 + [False] * 2)
     '80.0 [49.0, 94.3]'
     """
-    found = accuracy(flags, error)
-    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
-
-
-def accuracy_row(name: str, result: Evaluation) -> list[str]:
-    """A name, the clean accuracy and that under each attack."""
-    attacks = (percent(attack.flags, attack.error) for attack in result.attacks.values())
-    return [name, percent(result.clean, result.error), *attacks]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A share of 1 that stands beside an accuracy: of one seed with its 95 % interval, else the mean over seeds."""
-
-    mean: float
-    deviation: float  # NaN with one seed
-    interval: Interval | None  # None with several seeds
-
-    def __str__(self) -> str:
-        more = self.interval.percent() if self.interval else f"± {100 * self.deviation:.1f}"
-        return f"{100 * self.mean:.1f} {more}"
-
-
-def figure_of(values: Sequence[float], intervals: Sequence[Interval]) -> Figure | None:
-    """Over seeds; None without any."""
-    if not values:
-        return None
-    summary = summarise(values)
-    alone = intervals[0] if len(values) == 1 else None
-    return Figure(mean=summary.mean, deviation=summary.deviation, interval=alone)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One method's accuracy in one column: mean and std over n seeds."""
-
-    mean: float
-    deviation: float  # NaN with one seed
-    n: int
-    images: int  # test images, of each seed
-    best: bool  # highest of its column, and significantly so against every other row
-    worst: Figure | None = None  # the worst class of each seed; None where classes have few images
-    calibration: Figure | None = None  # expected calibration error; None where confidences are not known
-    draws: int = 0  # of a random model: fresh ones an image
-    error: float = 0.0  # standard error of the mean by these
+    return mean_interval(flags, error).around(sum(flags) / len(flags))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,55 +62,34 @@ class Comparison:
     """Methods by columns."""
 
     columns: Sequence[str]  # "clean" and the attacks
-    rows: Mapping[str, Mapping[str, Cell]]  # method -> column -> what was measured
+    rows: Samples  # method -> column -> what was measured
+    best: Collection[tuple[str, str]]  # (method, column): highest, and significantly so against every other row
     refused: Sequence[str]  # sentences: which rows are not comparable, and why
 
     @property
     def images(self) -> int | None:
         """How many test images every cell was measured on; None if they differ."""
-        numbers = {cell.images for row in self.rows.values() for cell in row.values()}
+        numbers = {sample.n for row in self.rows.values() for sample in row.values()}
         return numbers.pop() if len(numbers) == 1 else None
 
 
 def compare(samples: Samples) -> Comparison:
-    """{method: {column: what was measured}} as cells."""
-    columns = sorted_attacks(column for by_column in samples.values() for column in by_column)
+    """{method: {column: what was measured}}, and what is best."""
+    columns = sorted_attacks(column for row in samples.values() for column in row)
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    found: dict[str, dict[str, Summary]] = {}  # column -> method
+    others: dict[str, int] = {}  # column -> rows that the best one must beat
     pairs, family = [], 0
     for column in columns:
-        found[column] = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
-        best = max(found[column], key=lambda method: found[column][method].mean)
-        pairs += [(best, other, column) for other in found[column] if other != best]
-        family += math.comb(len(found[column]), 2)
+        means = {method: row[column].summary.mean for method, row in samples.items() if column in row}
+        best = max(means, key=lambda method: means[method])
+        pairs += [(best, other, column) for other in means if other != best]
+        others[column] = len(means) - 1
+        family += math.comb(len(means), 2)
     tests, refused = compare_pairs(samples, pairs, family)  # of n methods n - 1 tests a column decide what is bold
-    beaten = Counter((test.attack, test.better[0]) for test in tests if test.better)
-    rows: dict[str, dict[str, Cell]] = {method: {} for method in samples}
-    for column, summaries in found.items():
-        for method, summary in summaries.items():
-            sample = samples[method][column]
-            best = 0 < len(summaries) - 1 == beaten[column, method]
-            rows[method][column] = Cell(
-                **asdict(summary),
-                images=sample.n,
-                best=best,
-                worst=worst_of(sample),
-                calibration=calibration_of(sample),
-                draws=sample.draws,
-                error=sample.error,
-            )
-    return Comparison(columns=columns, rows=rows, refused=refused)
-
-
-def worst_of(sample: Sample) -> Figure | None:
-    found = sample.worst_classes
-    return figure_of([worst.accuracy for worst in found], [worst.interval for worst in found])
-
-
-def calibration_of(sample: Sample) -> Figure | None:
-    found = sample.calibrations
-    return figure_of([known.error for known in found], [known.interval for known in found])
+    beaten = Counter((test.better[0], test.attack) for test in tests if test.better)
+    best = [place for place, count in beaten.items() if count == others[place[1]]]
+    return Comparison(columns=columns, rows=samples, best=best, refused=refused)
 
 
 def write_table(comparison: Comparison, form: Format) -> str:
@@ -166,8 +100,11 @@ def write_table(comparison: Comparison, form: Format) -> str:
     each = comparison.images is None  # then every cell says its own
     rows = []
     for method, row in comparison.rows.items():
-        cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
-        rows.append([method, seeds_of(row), *cells])
+        cells = [method, seeds_of(row)]
+        for column in comparison.columns:
+            text = cell_text(row.get(column), with_n=each)
+            cells.append(Bold(text) if (method, column) in comparison.best else text)
+        rows.append(cells)
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
     notes = [
         NOTE,
@@ -185,10 +122,9 @@ def over_draws(comparison: Comparison) -> list[str]:
     """A sentence about each row of a random model: its draws, and what they leave uncertain."""
     found = []
     for method, row in comparison.rows.items():
-        cells = [cell for cell in row.values() if cell.draws]
-        if cells:
-            most = max(cell.error for cell in cells)
-            draws = max(cell.draws for cell in cells)
+        draws = max(sample.draws for sample in row.values()) if row else 0
+        if draws:
+            most = max(sample.error for sample in row.values())
             found.append(f"{method}: expected accuracy over {draws} fresh draws (standard error {100 * most:.2f}).")
     return found
 
@@ -197,27 +133,33 @@ def beside(comparison: Comparison) -> list[str]:
     """Sentences about each row's worst class and calibration error, where they are known."""
     found: dict[str, list[str]] = {"Worst class": [], "Expected calibration error": []}
     for method, row in comparison.rows.items():
-        for title, key in zip(found, ("worst", "calibration"), strict=True):
-            figures = [(title_of(column), getattr(cell, key)) for column, cell in row.items()]
-            if texts := [f"{column} {figure}" for column, figure in figures if figure]:
+        worst, errors = [], []
+        for column, sample in row.items():
+            if classes := sample.worst_classes:
+                shares = [each.accuracy for each in classes]
+                worst.append(f"{title_of(column)} {over_seeds(shares, classes[0].interval)}")
+            if known := sample.calibrations:
+                errors.append(f"{title_of(column)} {over_seeds([each.error for each in known], known[0].interval)}")
+        for title, texts in zip(found, (worst, errors), strict=True):
+            if texts:
                 found[title].append(f"{method}: {', '.join(texts)}")
     return [f"{title}, %: {'; '.join(rows)}." for title, rows in found.items() if rows]
 
 
-def seeds_of(row: Mapping[str, Cell]) -> str:
-    return str(max((cell.n for cell in row.values()), default=0))
+def over_seeds(shares: Sequence[float], interval: Interval) -> str:
+    """In %: of one seed with its interval, else mean ± std."""
+    return interval.around(shares[0]) if len(shares) == 1 else summarise(shares).percent()
 
 
-def cell_text(cell: Cell | None, *, with_n: bool) -> str:
-    """Percent, with the std over seeds when there are several; bold when it is significantly the best.
+def seeds_of(row: Mapping[str, Sample]) -> str:
+    return str(max((len(sample.seeds) for sample in row.values()), default=0))
 
-    with_n: also the number of images.
-    """
-    if cell is None:
+
+def cell_text(sample: Sample | None, *, with_n: bool) -> str:
+    """Percent, with the std over seeds when there are several; with_n: also the number of images."""
+    if sample is None:
         return "-"
-    deviation = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
-    text = f"{100 * cell.mean:.2f}{deviation}" + (f" (n {cell.images:,})" if with_n else "")
-    return Bold(text) if cell.best else text
+    return sample.summary.percent(2) + (f" (n {sample.n:,})" if with_n else "")
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -228,9 +170,10 @@ def csv_text(comparison: Comparison) -> str:
     for method, row in comparison.rows.items():
         texts = [method, seeds_of(row)]
         for column in comparison.columns:
-            if cell := row.get(column):
-                deviation = f"{cell.deviation:.6f}" if cell.n > 1 else ""
-                texts += [f"{cell.mean:.6f}", deviation, str(cell.images), str(int(cell.best))]
+            if sample := row.get(column):
+                found, best = sample.summary, (method, column) in comparison.best
+                deviation = f"{found.deviation:.6f}" if found.n > 1 else ""
+                texts += [f"{found.mean:.6f}", deviation, str(sample.n), str(int(best))]
             else:
                 texts += [""] * len(parts)
         rows.append(texts)

@@ -8,28 +8,19 @@ import numpy as np
 MOST_PIXELS = 96  # of a side; of larger images every k-th pixel is shown; the browser enlarges smaller ones
 
 
-def png(pixels: np.ndarray) -> str:
-    """The data URL of uint8 pixels [H, W] or [H, W, 3]."""
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
-
-
-def subsampled(image: np.ndarray) -> np.ndarray:
-    """[C, H, W] with sides of at most MOST_PIXELS pixels."""
-    step = max(1, -(-max(image.shape[1:]) // MOST_PIXELS))
-    return image[:, ::step, ::step]
-
-
 def picture(image: np.ndarray) -> str:
     """An image [C, H, W] in [0, 1]: grey with one channel, colour with three, the mean of any other number."""
-    shown = np.clip(np.nan_to_num(subsampled(image)), 0, 1)
+    from PIL import Image
+
+    step = max(1, -(-max(image.shape[1:]) // MOST_PIXELS))
+    shown = np.clip(np.nan_to_num(image[:, ::step, ::step]), 0, 1)
     if shown.shape[0] != 3:
         shown = shown.mean(0, keepdims=True)
     pixels = (255 * shown).round().astype(np.uint8)
-    return png(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    out = io.BytesIO()
+    grey_or_colour = pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    Image.fromarray(grey_or_colour).save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 
 def perturbation(delta: np.ndarray, factor: float) -> str:

@@ -50,7 +50,7 @@ class Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        sizes: dict[str, int] = {}
+        sizes = {}
         for name, axes in AXES[type(self).__name__].items():
             array = np.asarray(getattr(self, name))
             letters = axes.strip("*.")

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from rattle.data.dataset import Names
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import atomic_file
 from rattle.runs.paths import FORMAT  # `save` writes it, `read` takes older ones too
 from rattle.settings import Plain
+from rattle.weights import Tensors
 
 DTYPES = {  # as safetensors names them
     torch.float64: "F64",
@@ -49,13 +51,23 @@ class Checkpoint:
 
     path: Path
     recipe: Recipe
-    classes: tuple[str, ...]  # names
+    classes: Names  # names
     shape: tuple[int, ...]  # [C, H, W] of an image
     progress: Plain  # epoch, step and so on, as training/state.py wrote them
-    tensors: dict[str, Tensor]  # on the CPU
+    tensors: Tensors  # on the CPU
     trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 
-    def part(self, name: str) -> dict[str, Tensor]:
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the weights were trained for."""
+        return int(self.progress.get("step", 0))
+
+    @property
+    def images(self) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+        """What runs must share to be compared on the same images."""
+        return self.recipe.data.name, self.shape, self.classes
+
+    def part(self, name: str) -> Tensors:
         """The tensors of `model`, `average` or `optimizer`, without that prefix."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
 
@@ -66,7 +78,7 @@ def raw(value: Tensor) -> memoryview | bytes:
     return value.view(-1).view(torch.uint8).numpy().data if value.numel() else b""
 
 
-def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str], sums: Mapping[str, int] | None = None) -> str:
+def digest(tensors: Tensors, texts: Mapping[str, str], sums: Mapping[str, int] | None = None) -> str:
     """A checksum over the names, dtypes, shapes and values of tensors, and over texts by name.
 
     sums: the CRC-32 of each tensor's bytes, to take in place of the bytes themselves.
@@ -80,9 +92,9 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str], sums: Mappin
     return total.hexdigest()
 
 
-def header(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
+def header(tensors: Tensors, texts: Mapping[str, str]) -> bytes:
     """What a safetensors file begins with: its own length, and as JSON the texts and the place of each tensor."""
-    entries: dict[str, Any] = {"__metadata__": dict(texts)}
+    entries: Plain = {"__metadata__": dict(texts)}
     end = 0
     for key, value in tensors.items():
         begin, end = end, end + value.nbytes
@@ -96,13 +108,13 @@ def save(
     path: Path,
     *,
     recipe: Recipe,
-    classes: tuple[str, ...],
+    classes: Names,
     shape: tuple[int, ...],
-    progress: Mapping[str, Any],
+    progress: Plain,
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    more: Mapping[str, Tensor] | None = None,
+    more: Tensors | None = None,
     backup: Path | None = None,
 ) -> None:
     """Write one checkpoint.
@@ -139,7 +151,7 @@ def read(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             texts = dict(file.metadata() or {})
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, struct.error, ValueError, TypeError, LookupError, RuntimeError) as reason:
+    except Exception as reason:  # on damaged bytes the readers raise every kind
         raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
     if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # files of other programs say format=pt
         raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
@@ -159,7 +171,7 @@ def read(path: Path) -> Checkpoint:
         raise Damaged(f"{path} does not hold what a checkpoint does: {reason}") from reason
 
 
-def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def check_images(classes: Any, shape: Any) -> tuple[Names, tuple[int, ...]]:
     """Names of classes and [C, H, W] of an image, as JSON holds them; RattleError if they are something else."""
     named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     sized = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and 0 < n <= 10_000 for n in shape)
@@ -168,7 +180,7 @@ def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, 
     return tuple(classes), tuple(shape)
 
 
-def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
     """An optimizer's buffers by part, the name of their parameter, and their own."""
     found = {}
     for name, p in model.named_parameters():
@@ -178,7 +190,7 @@ def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Mod
     return found
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Tensors) -> None:
     """Restore an optimizer's buffers from `Checkpoint.part("optimizer")`, in the memory layout of their parameters."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():

@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
+from rattle.weights import Tensors
 
 T = TypeVar("T")
 
@@ -77,13 +78,13 @@ def process_group() -> Iterator[None]:
 def release_frames(error: BaseException) -> None:
     """Clear the local variables that an error's traceback keeps alive: gloo can hang for ever when a model inside
     DistributedDataParallel is freed after the process group was destroyed."""
-    reason: BaseException | None = error
+    reason = error
     while reason is not None:
         traceback.clear_frames(reason.__traceback__)
         reason = reason.__cause__ or reason.__context__
 
 
-def mean_over_ranks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mean_over_ranks(tensors: Tensors) -> Tensors:
     """The means over ranks of many tensors, in one collective call."""
     if not active() or not tensors:
         return dict(tensors)
@@ -112,7 +113,7 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 def any_rank(flag: int) -> int:
     """The largest value of any rank, so that all ranks act on it together."""
-    return int(max_over_ranks(torch.tensor(flag))) if active() else flag
+    return int(max_over_ranks(torch.tensor(flag)))
 
 
 def on_main(action: Callable[[], object]) -> None:
@@ -133,7 +134,7 @@ def gather(value: T) -> list[T]:
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
     """Run the body on each rank; an error that one rank raises in it is raised on all of them, with its message."""
-    own: RattleError | None = None
+    own = None
     try:
         yield
     except RattleError as reason:

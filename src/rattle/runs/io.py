@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -75,10 +75,15 @@ def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]
             raise
 
 
-def write_atomically(path: Path, content: bytes, *, backup: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a whole file or nothing, see `atomic_file`."""
-    with atomic_file(path, backup=backup) as file:
+    with atomic_file(path) as file:
         file.write(content)
+
+
+def write_json(path: Path, plain: Any, **how: Any) -> None:
+    """Write plain data as one JSON file, whole or not at all; `how` as of json.dumps."""
+    write_atomically(path, json.dumps(plain, **how).encode())
 
 
 def sync_folder(path: Path) -> None:
@@ -92,7 +97,7 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def append_line(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Plain) -> None:
     """Append one JSON object to a file of one object a line, and fsync it."""
     with writing(path), open(path, "a", encoding="utf-8", opener=no_link) as file:
         file.write(json.dumps(line) + "\n")
@@ -125,7 +130,7 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
         lines = path.read_bytes().splitlines() if path.is_file() and path.stat().st_size <= LARGEST_JSON else []
     except OSError:
         return []
-    found: dict[int, Plain] = {}
+    found = {}
     broken = []
     for number, line in enumerate(lines, start=1):
         entry = None
@@ -140,17 +145,17 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     return [found[number] for number in sorted(found)]
 
 
-def save_arrays(value: Any, path: str | Path) -> Path:
+def save_arrays(value: Any, path: Path) -> Path:
     """Write a dataclass of numbers, strings and arrays as a compressed .npz file."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}
-    with atomic_file(Path(path)) as file:
+    with atomic_file(path) as file:
         np.savez_compressed(file, kind=type(value).__name__, **values)  # type: ignore[arg-type]
-    return Path(path)
+    return path
 
 
-def load_arrays(kind: type[T], path: str | Path) -> T:
+def load_arrays(kind: type[T], path: Path) -> T:
     """Read what `save_arrays` wrote; raises RattleError if the file does not hold this dataclass."""
-    stored = read_arrays(Path(path))
+    stored = read_arrays(path)
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")

@@ -2,12 +2,11 @@
 
 import importlib
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rattle.errors import RattleError, first_line
 from rattle.models.layers import MeanStd
@@ -20,6 +19,7 @@ from rattle.runs.io import Plain
 from rattle.runs.paths import CONFIG, WEIGHTS, Run, is_published, slugify
 from rattle.runs.source import check_source
 from rattle.settings import check_type
+from rattle.weights import Tensors
 
 
 def find(path: Path | str) -> tuple[Path, Plain | None]:
@@ -68,18 +68,13 @@ def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint
     from rattle.runs.published import read_published
 
     saved = read_published(file, config, str(path))
-    check_tensors(saved, str(path))
-    # Results and exports of what lies in the package or in a cache go to a folder in the working one.
-    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
-
-
-def check_tensors(saved: Checkpoint, where: str) -> None:
-    """Refuse a published model whose weights are not its network's, before that takes any memory; timm's are built."""
-    try:
+    try:  # weights of another network are refused before that takes any memory; timm's are built
         with torch.device("cpu" if saved.recipe.model.startswith("timm:") else "meta"):
             refuse_other_weights(fresh_model(saved), saved.part("model"))
     except RattleError as reason:
-        raise RattleError(f"{where}: {first_line(reason)}") from reason
+        raise RattleError(f"{path}: {first_line(reason)}") from reason
+    # Results and exports of what lies in the package or in a cache go to a folder in the working one.
+    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
 
 
 def load(
@@ -168,7 +163,7 @@ def load_model(
     return model.eval() if found is None else model.eval().to(found)
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+def fill(model: nn.Module, weights: Tensors, path: Path) -> None:
     """Put the weights of a checkpoint file into a model; one that they do not fit is refused and stays as it was."""
     try:
         refuse_other_weights(model, weights)
@@ -177,7 +172,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     model.load_state_dict(weights)
 
 
-def refuse_other_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def refuse_other_weights(model: nn.Module, weights: Tensors) -> None:
     """Refuse weights whose names or shapes are not the network's."""
     own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in weights.items()}

@@ -1,11 +1,9 @@
 """Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -14,10 +12,10 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import changes
 from rattle.runs import distributed
-from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
+from rattle.runs.io import append_line, no_link, read_json, write_atomically, write_json, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
-from rattle.settings import check_type
+from rattle.settings import Plain, check_type
 
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
@@ -59,7 +57,6 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     Without either, a folder that holds a run which has saved something is refused, as is a folder that holds anything
     else.
     """
-    distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         yield
@@ -67,6 +64,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
     """Lock the folder, and write recipe and environment."""
+    check_folder(run, resume=resume, overwrite=overwrite)
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
         refuse_held(run, resume, overwrite)
@@ -77,7 +75,7 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
     about = environment() | keep_source(run, recipe)
-    write_atomically(run.environment, json.dumps(about, indent=1).encode())
+    write_json(run.environment, about, indent=1)
 
 
 def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
@@ -124,7 +122,7 @@ def foreign(path: Path) -> bool:
     return not unfinished and path.name not in (Run.lock.name, Run.log.name)
 
 
-def record_line(path: Path, line: Mapping[str, Any]) -> None:
+def record_line(path: Path, line: Plain) -> None:
     """Append one JSON object to a file of lines; only the main rank writes, the others wait."""
     distributed.on_main(lambda: append_line(path, line))
 

@@ -13,10 +13,12 @@ results/               NAME.json, an evaluation each (evaluation/results.py), an
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rattle.settings import Plain
 
 # Of a run folder, written into checkpoints; 1 had the Taylor settings among the objective's own, 2 a slower checksum
 FORMAT = 3
@@ -123,7 +125,7 @@ def slugify(text: str) -> str:
     return name
 
 
-def held_out_accuracies(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
+def held_out_accuracies(metrics: Plain) -> tuple[float, float] | None:
     """(clean, robust) accuracy on held-out images in the metrics of an epoch; None if it was not evaluated.
 
     Of averaged weights where there are any; of two attacks the lower counts.
@@ -138,7 +140,7 @@ def held_out_accuracies(metrics: Mapping[str, Any]) -> tuple[float, float] | Non
     return metrics[f"val_clean{kind}"], robust
 
 
-def best_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+def best_epoch(metrics: Sequence[Plain]) -> tuple[float, float] | None:
     """(clean, robust) accuracy at the epoch whose checkpoint is kept as best; None if none was evaluated."""
     found = [reached for line in metrics if (reached := held_out_accuracies(line))]
     return max(found, key=lambda pair: pair[1], default=None)  # of equal ones the first, as training does

@@ -7,10 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from rattle.runs.paths import printable
 
@@ -19,40 +19,33 @@ class Interrupted(Exception):
     """Raised by work whose caller asked it to stop; the same call later resumes."""
 
 
-class Advance(Protocol):
-    """Report that `steps` more are done, and figures to show beside the bar."""
-
-    def __call__(self, steps: int = 1, **figures: float | str) -> None: ...
-
-
-class Console(Protocol):
-    """Shows lines and progress bars."""
-
-    def log(self, line: str) -> None: ...
-
-    def begin(self, state: Any) -> None:
-        """Training begins or resumes from this state (training/state.py)."""
-        ...
-
-    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
-        """A bar of `total` steps that begins at `done`."""
-        ...
+# Called with the number of steps that are done, 1 if not said, and figures to show beside the bar.
+Advance = Callable[..., None]
+Figures = dict[str, float | str]  # by name
 
 
-class NullConsole:
-    """Shows nothing."""
+class Console:
+    """Where lines and progress bars go; this one shows nothing."""
 
     def log(self, line: str) -> None:
         pass
 
     def begin(self, state: Any) -> None:
-        pass
+        """Training begins or resumes from this state (training/state.py)."""
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
+        """A bar of `total` steps that begins at `done`."""
         return nullcontext(lambda steps=1, **figures: None)
 
 
-class RichConsole(NullConsole):
+class NullConsole(Console):
+    """Shows nothing."""
+
+
+SILENT = NullConsole()
+
+
+class RichConsole(Console):
     """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
 
     def __init__(self, *, seconds: float = 10.0) -> None:
@@ -84,7 +77,7 @@ class RichConsole(NullConsole):
             TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(min_width=5)),
             TextColumn("{task.fields[figures]}", markup=False),
         )
-        shown: dict[str, float | str] = {}
+        shown: Figures = {}
         with Progress(*columns, console=self.rich, refresh_per_second=4) as progress:
             task = progress.add_task(escape(printable(title)), total=total, completed=done, figures="")
 
@@ -115,7 +108,7 @@ class RichConsole(NullConsole):
         yield advance
 
 
-def written(figures: Mapping[str, float | str]) -> str:
+def written(figures: Figures) -> str:
     """Each figure with its name.
 
     >>> written({"loss": 1.23456, "best": "3"})
@@ -127,7 +120,7 @@ def written(figures: Mapping[str, float | str]) -> str:
     return "  ".join(texts)
 
 
-class ProgressOnly(NullConsole):
+class ProgressOnly(Console):
     """Another console's bars without its lines."""
 
     def __init__(self, console: Console) -> None:

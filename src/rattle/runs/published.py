@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from rattle import __version__
+from rattle.data.dataset import Names
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
@@ -94,7 +95,7 @@ def read_published(weights: Path, config: Plain, where: str) -> Checkpoint:
     return Checkpoint(weights, recipe, classes, shape, {"epoch": epoch}, {f"model.{k}": v for k, v in tensors.items()})
 
 
-def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int, ...], Recipe]:
+def check_config(config: Plain, where: str) -> tuple[Names, tuple[int, ...], Recipe]:
     """Classes, shape [C, H, W] and recipe of a config.json; RattleError if it is ill-formed or names code to run."""
     try:
         classes, shape = check_images(config.get("classes"), config.get("shape"))

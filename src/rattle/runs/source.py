@@ -22,7 +22,7 @@ from rattle.settings import Plain
 
 def keep_source(run: Run, recipe: Recipe) -> Plain:
     """Keep the text of the recipe's FILE.py and of plug-ins in a run that begins; what environment.json says of it."""
-    about: Plain = {}
+    about = {}
     path = source_file(recipe.model)
     if path is not None and path.is_file():
         about["source"] = keep(run, path)

@@ -11,16 +11,14 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import Array, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import Array, Examples, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
-from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
 from rattle.runs.source import check_source
 from rattle.training.state import TrainState, init_state
-from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
 
 START_SAMPLE = 250  # images that the weights which a run starts from are tried on
@@ -34,13 +32,6 @@ class Loaded:
 
 
 TrainingData = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
-
-
-def named_recipe(text: str, trust_code: bool) -> Recipe:
-    """A recipe by its name, file or run folder; code that the latter two name runs only where it is trusted."""
-    recipe = resolve(text)
-    refuse_code([] if trust_code else code_of(recipe), text)
-    return recipe
 
 
 def first_state(
@@ -156,7 +147,7 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
     return Dataset(name="data", train=images, test=none, classes=tuple(map(str, classes)))
 
 
-def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
+def as_images(data: Any, model: nn.Module | None) -> Examples:
     """Images [n, C, H, W] and labels on the CPU, of a pair of arrays, a torch Dataset or a DataLoader."""
     if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
         data = (data, None)

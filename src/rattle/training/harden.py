@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import nn
 
 from rattle.data import Data, Dataset, Images
@@ -27,13 +26,14 @@ from rattle.objectives import Trades
 from rattle.recipes.catalog import MEMORY, batch_size, make_recipe
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import read_jsonl
 from rattle.runs.load import load
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run, held_out_accuracies
 from rattle.runs.progress import Console, NullConsole, RichConsole
+from rattle.settings import Plain
 from rattle.threat import Norm, Threat
 from rattle.training.fit_inputs import Loaded, TrainingData, as_dataset, as_images
 from rattle.training.loop import fit
@@ -81,7 +81,7 @@ class Hardened:
                 line += f"{100 * row['accuracy']:6.1f} [{100 * row['low']:4.1f}, {100 * row['high']:5.1f}]"
             lines.append(line)
         threat = self.recipe.attack.threat
-        against = f"{threat.norm} {epsilon_text(threat.epsilon)}"
+        against = ball_text(threat)
         lines.append(f"n = {self.after.n}, {against}; held-out images, before and by 1/lambda:")
         lines.append(f"  clean {100 * self.held_out:.1f}")
         for inv_lambda, (clean, robust) in self.tried.items():
@@ -120,7 +120,7 @@ def harden(
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     check_folder(run, resume=False, overwrite=overwrite)
     images = all_images(model, data, test, classes)
-    named: dict[str, Any] = {}
+    named = {}
     if isinstance(model, Network):
         named, module = build(model, len(images.classes), images.channels)
     else:
@@ -137,7 +137,7 @@ def harden(
     measured = images.test.subset(index)
     about = {"index": index, "threat": Threat(norm=norm, epsilon=epsilon), "console": console}
     start = {name: value.clone() for name, value in module.state_dict().items()}
-    tried: dict[float, tuple[float, float]] = {}
+    tried = {}
     with TemporaryDirectory() as folder:
         module.to(choose_device(recipe.device))
         before = evaluate(module, measured.x, measured.y, attacks, out=folder, metadata={"name": "before"}, **about)
@@ -150,8 +150,10 @@ def harden(
             own = None if named else module
             fit(recipe, run.folder, model=own, data=given, overwrite=overwrite, log=log, console=console)
             overwrite = True  # of the try before
-            tried[inv_lambda] = last_accuracies(run)
-            if tried[inv_lambda][0] >= held_out - clean_drop / 100:
+            reached = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
+            assert reached is not None, "the last epoch is evaluated"
+            tried[inv_lambda] = reached
+            if reached[0] >= held_out - clean_drop / 100:
                 break
             console.log(f"1/lambda {inv_lambda:g} loses more than {clean_drop:g} points of clean accuracy held out")
     load(run.folder, model=module)
@@ -183,7 +185,7 @@ def all_images(
     return images
 
 
-def build(network: Network, classes: int, channels: int) -> tuple[dict[str, Any], nn.Module]:
+def build(network: Network, classes: int, channels: int) -> tuple[Plain, nn.Module]:
     """A network by name as fields of a recipe, and built."""
     network.check_weights()
     if network.random_weights or network.classes:
@@ -230,12 +232,5 @@ def refuse_untrained(before: Evaluation, classes: int) -> None:
 
 
 def clean_accuracy(module: nn.Module, images: Images) -> float:
-    with eval_mode(module), torch.no_grad():
+    with eval_mode(module):
         return float(classify(make_plan(module, images.x, images.y))[0].double().mean())
-
-
-def last_accuracies(run: Run) -> tuple[float, float]:
-    """Clean and robust accuracy on the held-out images after the run's last epoch."""
-    found = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
-    assert found is not None, "the last epoch is evaluated"
-    return found

@@ -4,14 +4,11 @@ Nothing random is carried along: the order of images, augmentation and attack no
 image), and u of (seed, step). A run resumed at any step is the run that was never stopped, bit for bit.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +18,25 @@ from rattle.data import on_device
 from rattle.data.dataset import imbalance
 from rattle.data.registry import batches
 from rattle.errors import RattleError
+from rattle.models.user import refuse_code
 from rattle.randomness import derive_seed
+from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
-from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
+from rattle.runs.progress import HANDLED, Console, Figures, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
-from rattle.training.fit_inputs import TrainingData, first_state, named_recipe, start_note
+from rattle.training.fit_inputs import TrainingData, first_state, start_note
 from rattle.training.flops import FlopCounter, peak_flops
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
-from rattle.training.teachers import train_teachers
+from rattle.training.teachers import code_of, train_teachers
 from rattle.training.validation import false_robustness, validate
 from rattle.weights import EMA, SWA
 
@@ -72,10 +71,9 @@ def fit(
     True
     """
     if isinstance(recipe, str):
-        recipe = named_recipe(recipe, trust_code)
-    if quiet or not distributed.is_main():
-        console = NullConsole()
-    console = console or RichConsole()
+        text, recipe = recipe, resolve(recipe)
+        refuse_code([] if trust_code else code_of(recipe), text)
+    console = NullConsole() if quiet or not distributed.is_main() else console or RichConsole()
     if recipe.threads:
         check_cores("threads", recipe.threads)
         torch.set_num_threads(recipe.threads)
@@ -96,8 +94,8 @@ def fit(
         if note := imbalance(state.data.train, state.data.classes):
             advice = "" if state.recipe.data.balanced else "; data.balanced draws them equally often"
             console.log(note + advice)
-        if state.recipe.awp and state.recipe.awp.warmup and distributed.is_main():
-            awp, epochs = state.recipe.awp, state.recipe.epochs
+        awp, epochs = state.recipe.awp, state.recipe.epochs
+        if awp and awp.warmup:
             console.log(f"{type(awp).__name__} in the last {epochs - awp.warmup} of {epochs} epochs (awp.warmup)")
         if not resume and (model is not None or state.recipe.init) and distributed.is_main():
             console.log(start_note(state))
@@ -293,10 +291,10 @@ def give_up(run: Run, diverged: Diverged) -> Exception:
     return distributed.told(RattleError(f"{diverged}; {saved}; try a smaller optimizer.lr"))
 
 
-def figures(state: TrainState) -> dict[str, float | str]:
+def figures(state: TrainState) -> Figures:
     """The figures beside the progress bar, the most important first: as many are shown as there is room for."""
     progress = state.progress
-    found: dict[str, float | str] = {
+    found: Figures = {
         "epoch": f"{progress.epoch + 1}/{state.recipe.epochs}",
         "loss": sum(progress.sums.values()) / progress.batch,
     }
@@ -305,7 +303,7 @@ def figures(state: TrainState) -> dict[str, float | str]:
     return found
 
 
-def summary(metrics: Mapping[str, Any], epochs: int, spent: Mapping[str, float | None]) -> str:
+def summary(metrics: Plain, epochs: int, spent: Plain) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them.
 
     spent: the epoch's line of timing.jsonl.

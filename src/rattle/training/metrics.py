@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.io import refuse_links
 from rattle.runs.paths import Run
+from rattle.settings import Plain
+from rattle.weights import Tensors
 
 
 class LossMeter:
@@ -26,11 +28,11 @@ class LossMeter:
 
     def __init__(self, sums: Mapping[str, float], device: torch.device) -> None:
         self.sums: dict[str, Tensor | float] = dict(sums)
-        self.terms: Mapping[str, Tensor] = {}
+        self.terms: Tensors = {}
         self.step = 0
         self.every = 1 if device.type == "cpu" else 50
 
-    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
+    def add(self, terms: Tensors, step: int) -> None:
         for name, value in terms.items():
             self.sums[name] = value.to(torch.float64) + self.sums.get(name, 0.0)
         self.terms, self.step = terms, step
@@ -55,6 +57,7 @@ class Diverged(RattleError):
 
 
 LogTarget = Literal["tensorboard", "wandb", "mlflow", "none"]
+LogEpoch = Callable[[Plain], None]  # logs the metrics of an epoch
 
 
 def check_log(kind: str) -> None:
@@ -69,9 +72,7 @@ def check_log(kind: str) -> None:
 
 
 @contextmanager
-def epoch_logger(
-    kind: str, run: Run, recipe: Recipe, *, purge_step: int
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Iterator[LogEpoch]:
     """A function that logs an epoch's metrics; events from purge_step on are hidden when a run is resumed."""
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
@@ -79,7 +80,7 @@ def epoch_logger(
         refuse_links(run.events / "events")
         with SummaryWriter(str(run.events), purge_step=purge_step) as writer:
 
-            def log(metrics: Mapping[str, Any]) -> None:
+            def log(metrics: Plain) -> None:
                 for name, value in values_of(metrics).items():
                     writer.add_scalar(name, value, metrics["epoch"])
                 writer.flush()
@@ -103,7 +104,7 @@ def epoch_logger(
 
 
 @contextmanager
-def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
     """An MLflow run with the recipe's settings as parameters, which ends as FINISHED or FAILED."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     where = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(run.events / 'mlflow.db').absolute()}")
@@ -116,7 +117,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[Callable[[Mapping[str, A
     state = "FAILED"
     try:
 
-        def log(metrics: Mapping[str, Any]) -> None:
+        def log(metrics: Plain) -> None:
             for name, value in values_of(metrics).items():
                 client.log_metric(session, name, value, step=int(metrics["epoch"]))
 
@@ -126,7 +127,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[Callable[[Mapping[str, A
         client.set_terminated(session, state)
 
 
-def values_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def values_of(metrics: Plain) -> dict[str, float]:
     """The metrics of an epoch without its number."""
     return {name: value for name, value in metrics.items() if name not in ("epoch", "step", "warning")}
 

@@ -16,7 +16,7 @@ from rattle.attacks import PGD
 from rattle.data import Images, to_device
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
-from rattle.inputs import to_float
+from rattle.inputs import Examples, to_float
 from rattle.objectives.base import Memory, Moment, StepContext, Terms, label_rows
 from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams, derive_seed
@@ -38,7 +38,7 @@ def train_step(
     own BatchNorm statistics, head gradients and AWP direction; all have the same u.
     """
     recipe, progress, device = state.recipe, state.progress, state.device
-    sums: Terms = {}
+    sums = {}
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         x, y = augmented(state, images, part)
@@ -107,7 +107,7 @@ def with_extra(index: Tensor, n: int, count: int) -> Tensor:
     return torch.where(extra, index + n, index)
 
 
-def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
+def augmented(state: TrainState, images: Images, index: Tensor) -> Examples:
     """The images of an index as this epoch sees them, and their labels: soft ones where images are mixed.
 
     The other image is any of the training images, so that mixing does not depend on the batch or rank either. The index
@@ -115,7 +115,7 @@ def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor,
     """
     seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
 
-    def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
+    def seen(rows: Tensor) -> Examples:
         batch, here = drawn(state, images, rows), to_device(rows, state.device)
         return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), here))), batch.y
 

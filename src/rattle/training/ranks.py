@@ -1,7 +1,7 @@
 """What training does differently on several ranks: the wrapped model, a rank's share of a batch, common statistics."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from rattle.forward import PairedForward
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.training.state import TrainState
+from rattle.weights import Tensors
 
 
 def wrap_model(state: TrainState) -> tuple[PairedForward, nn.Module]:
@@ -61,7 +62,7 @@ def shard(index: Tensor) -> Tensor:
     return index.chunk(ranks)[distributed.rank()]
 
 
-def average_over_ranks(terms: Mapping[str, Tensor], networks: Sequence[nn.Module], recipe: Recipe) -> dict[str, Tensor]:
+def average_over_ranks(terms: Tensors, networks: Sequence[nn.Module], recipe: Recipe) -> Tensors:
     """The mean losses of a step; BatchNorm's local running statistics become their means over ranks too, so that the
     checkpoint of one rank is that of all."""
     if not distributed.active():

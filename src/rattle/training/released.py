@@ -21,7 +21,7 @@ from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams
 from rattle.threat import length
 from rattle.training.step import StepInputs
-from rattle.weights import AWP, frozen_bn_stats, perturbed, weight_gradients
+from rattle.weights import AWP, Tensors, frozen_bn_stats, perturbed, weight_gradients
 
 
 def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_decay: float) -> Terms:
@@ -95,9 +95,7 @@ def kl_div(logits: Tensor, target: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(logits, 1), target, reduction="batchmean")
 
 
-def convolution_noise(
-    model: nn.Module, sigma: float, generator: torch.Generator, *, by_name: bool
-) -> dict[str, Tensor]:
+def convolution_noise(model: nn.Module, sigma: float, generator: torch.Generator, *, by_name: bool) -> Tensors:
     """u on the convolutions: those with conv in their name (not the shortcuts of ResNet-18), or all with ndim 4."""
     u = {}
     for name, p in model.named_parameters():

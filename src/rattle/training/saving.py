@@ -83,7 +83,7 @@ def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
 def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
     """The last checkpoint, or the one before it when the last is damaged; None when none was ever written."""
     last, previous = run.checkpoint("last"), run.checkpoint("previous")
-    damage: RattleError | None = None
+    damage = None
     for path in (last, previous):
         if not path.exists():
             continue

@@ -31,10 +31,6 @@ class Slurm:
     def __post_init__(self) -> None:
         check_settings(self, "slurm")
 
-    @property
-    def ranks(self) -> int:
-        return self.nodes * max(self.gpus, 1)
-
 
 class SlurmTask:
     """The function of a SLURM job: trains or resumes the run of a folder. submitit pickles it."""
@@ -44,7 +40,8 @@ class SlurmTask:
         from rattle.models.user import plugins
 
         self.plugins = list(map(str, plugins()))
-        self.ranks, self.requeue, self.make_console = slurm.ranks, slurm.requeue, make_console
+        self.ranks = slurm.nodes * max(slurm.gpus, 1)
+        self.requeue, self.make_console = slurm.requeue, make_console
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
@@ -83,7 +80,6 @@ def submit(
         from submitit.core.utils import FailedJobError
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
-    executor: Callable[..., Any] = submitit.AutoExecutor
     settings: Plain = {
         "name": "rattle",
         "timeout_min": slurm.time,
@@ -100,7 +96,9 @@ def submit(
     if slurm.gpus:
         settings["gpus_per_node"] = slurm.gpus
     try:
-        there = executor(folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100)
+        there: Any = submitit.AutoExecutor(
+            folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100
+        )
         there.update_parameters(**settings)
         numbers = []
         for job in jobs:

@@ -23,6 +23,7 @@ from rattle.runs.load import build_model, load_model, open_checkpoint, resolve_c
 from rattle.runs.paths import is_published
 from rattle.settings import Bound, check_settings
 from rattle.training.teachers import cotrained, network_recipe, teachers_of
+from rattle.weights import Tensors
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
 ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
@@ -64,8 +65,8 @@ class TrainState:
     extra: Images | None = None  # images drawn into every minibatch beside those of the dataset
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
-    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
-    shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
+    memory: Tensors = field(default_factory=dict)  # what the objective remembers of each image or class
+    shared: Tensors = field(default_factory=dict)  # the memory when all ranks last had the same
     trust_code: bool = False  # the user's word that code which the checkpoint of a teacher names may run
 
     @property
@@ -160,7 +161,7 @@ def init_state(
         progress=Progress(),
         layout=layout,
         head=head,
-        extra=load_extra(recipe, data) if recipe.data.extra else None,
+        extra=load_extra(recipe, data),
         trust_code=trust_code,
     )
     add_teachers(state, {})
@@ -168,9 +169,8 @@ def init_state(
         state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
     batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
     memory = recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
-    for name, value in memory.items():
-        state.memory[name] = value.to(device)
-        state.shared[name] = value.to(device).clone()
+    state.memory = {name: value.to(device) for name, value in memory.items()}
+    state.share_memory()
     return state
 
 
@@ -189,7 +189,7 @@ def set_momentum(model: nn.Module, momentum: float) -> None:
 
 
 def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The extra images that the recipe names."""
+    """The extra images that the recipe names, if any."""
     recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
     if distributed.active():  # one rank unpacks the file while the others wait to map it
         distributed.on_main(lambda: recipe.data.load_extra(data))

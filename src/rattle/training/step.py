@@ -3,7 +3,7 @@
 Knows no optimizer, rank or recipe: the caller passes what differs under DistributedDataParallel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from rattle.attacks import PGD
 from rattle.forward import Outputs, PairedForward, full_precision
 from rattle.inputs import images_checked
 from rattle.objectives.base import Batch, Objective, StepContext, Terms, total
-from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
+from rattle.weights import AWP, SAM, Delta, Noise, frozen_bn_stats, perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class StepInputs:
     attack: PGD  # the inner maximisation
     noise: Noise  # u ~ N(0, sigma^2)
     objective: Objective  # the outer minimisation
-    awp: AWP | SAM | ASAM | None = None  # where the outer step is taken: at w + v, or at w
+    awp: AWP | SAM | None = None  # where the outer step is taken: at w + v, or at w
     context: StepContext  # moment of the run, memory, random numbers for each image
     shared: torch.Generator  # draws u, the same on every rank
     noise_samples: int = 1  # draws of u in the outer step
@@ -55,7 +55,7 @@ def step(given: StepInputs) -> Terms:
             return outputs, objective.terms(outputs, batch.y, context)
 
     # With AWP or SAM, find the worst w + v near w. BatchNorm's statistics move once: at w + v with AWP, at w with SAM.
-    v: Mapping[str, Tensor] = {}
+    v: Delta = {}
     if awp is not None:
         with nullcontext() if awp.holds_statistics else frozen_bn_stats(forward.teachers):
             gradients = awp.gradients(model, lambda: total(outer(forward)[1]))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -22,7 +22,7 @@ from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import is_locked
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole, StoppedBySignal, listening
-from rattle.settings import check_cores
+from rattle.settings import Plain, check_cores
 from rattle.training.saving import newest
 from rattle.training.teachers import code_of
 
@@ -51,7 +51,7 @@ class Job:
         return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "unfinished"
 
 
-def folder_name(point: Mapping[str, Any]) -> str:
+def folder_name(point: Plain) -> str:
     """The folder of a run, named by its place in the grid, in characters that are safe for file systems and shells.
 
     >>> folder_name({"objective.taylor.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
@@ -60,7 +60,7 @@ def folder_name(point: Mapping[str, Any]) -> str:
     return slugify(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
 
-def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path, *, trust_code: bool = False) -> list[Job]:
+def plan(points: Sequence[tuple[Plain, Recipe]], out: Path, *, trust_code: bool = False) -> list[Job]:
     """A folder and a recipe each; two points of one name, or a folder that holds something else, are refused."""
     jobs = [Job(out / folder_name(point), recipe, trust_code) for point, recipe in points]
     check(jobs)
@@ -81,10 +81,8 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
     left = []
     for job in jobs:
         state = job.state
-        if state == "finished":
-            console.log(f"{job.folder.name}: finished")
-        elif state == "running":
-            console.log(f"{job.folder.name}: running")
+        if state in ("finished", "running"):
+            console.log(f"{job.folder.name}: {state}")
         else:
             if state == "new":
                 write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
@@ -104,7 +102,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
     """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
     check_jobs(at_once)
     waiting, failed = list(jobs), {}
-    running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by slot, which has its share of the cores and a GPU
+    running = {}  # by slot, which has its share of the cores and a GPU
     bar = console.progress("sweep", len(jobs))
     with listening() as request, bar as advance:
         try:
@@ -131,6 +129,13 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
             for _, process in running.values():
                 process.wait()
     return failed
+
+
+def refuse_failed(failed: Mapping[str, str], jobs: Sequence[Job]) -> None:
+    """Raise RattleError with the last line of each run that failed, if one did."""
+    if failed:
+        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
 
 
 def start(job: Job, slot: int, slots: int) -> subprocess.Popen:

@@ -1,12 +1,12 @@
 """The teachers of an objective: networks trained first, given, or trained together with the model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from rattle.errors import RattleError
 from rattle.models.user import is_code
-from rattle.objectives.base import Objective, Teacher
+from rattle.objectives.base import Objective, Teacher, Teachers
 from rattle.objectives.registry import get_method
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
@@ -18,7 +18,7 @@ from rattle.weights import Noise
 COTRAINED, AVERAGE = "cotrained", "average"
 
 
-def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
+def teachers_of(objective: Objective) -> Teachers:
     """By name: the teacher, and the method that trains it first or COTRAINED; without AVERAGE, which is no network."""
     return {name: teacher for name, teacher in objective.teachers.items() if teacher[1] != AVERAGE}
 
@@ -88,12 +88,12 @@ def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
 def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> Recipe:
     """The recipe that trains a teacher: the same data and schedule, another method, no extras."""
     base = get_method(method)
-    attack = {"threat": recipe.attack.threat, "steps": recipe.attack.steps, "step_size": recipe.attack.step_size}
+    own = recipe.attack
     return replace(
         network_recipe(recipe, teacher),
         name=f"{recipe.name}-teacher-{name}",
         objective=base.objective,
-        attack=replace(base.attack, **attack),
+        attack=replace(base.attack, threat=own.threat, steps=own.steps, step_size=own.step_size),
         noise=Noise(sigma=0),
         noise_samples=1,
         awp=None,

@@ -19,7 +19,7 @@ from rattle.runs import distributed
 from rattle.threat import Threat
 from rattle.training.metrics import Diverged
 from rattle.training.state import TrainState
-from rattle.weights import eval_mode
+from rattle.weights import Tensors, eval_mode
 
 BATCH = 250  # images of a forward pass; the signs are those of the first, which is spread evenly over all
 SIGNS = ("robust", "margin", "one_step", "only_one_step", "fosc")
@@ -62,7 +62,7 @@ def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
     return found
 
 
-def signs(model: nn.Module, attack: PGD, x: Tensor, y: Tensor, x_adv: Tensor, draws: ImageStreams) -> dict[str, Tensor]:
+def signs(model: nn.Module, attack: PGD, x: Tensor, y: Tensor, x_adv: Tensor, draws: ImageStreams) -> Tensors:
     """What each of SIGNS is the mean of, [n]; x_adv: the end points of the attack, on the cross-entropy."""
     robust = is_correct(model, x_adv, y)
     by_margin = is_correct(model, replace(attack, loss="cw")(model, x, y, generator=draws), y)

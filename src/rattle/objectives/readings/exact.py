@@ -1,23 +1,18 @@
 """The expansion itself (Section 4): derivatives of the logits along u, compared between x and x'."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rattle.forward import ForwardSpec, Outputs, PairedForward, at_least_float32
 from rattle.losses import kl_of_small
+from rattle.objectives.base import StepContext, Terms
 from rattle.objectives.readings import Reading
+from rattle.objectives.taylor_terms import Taylor
 from rattle.taylor import directional
 from rattle.weights import Delta, Noise
-
-if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext, Terms
-    from rattle.objectives.taylor_terms import Taylor
 
 
 class Exact(Reading):

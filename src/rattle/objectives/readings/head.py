@@ -1,21 +1,15 @@
 """The reading that the paper ran (Appendix D): soft labels from the gradient of the cross-entropy by the head."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import kl_to_target
+from rattle.objectives.base import StepContext, Terms
 from rattle.objectives.readings import Reading
+from rattle.objectives.taylor_terms import Taylor
 from rattle.taylor import head_gradient, soft_targets
-
-if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext, Terms
-    from rattle.objectives.taylor_terms import Taylor
 
 
 class Head(Reading):

@@ -1,19 +1,14 @@
 """No expansion: the method's own loss averaged over draws of u (E_u by Monte Carlo)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rattle.forward import ForwardSpec, Outputs, PairedForward
+from rattle.objectives.base import StepContext, Terms
 from rattle.objectives.readings import Reading
+from rattle.objectives.taylor_terms import Taylor
 from rattle.weights import Delta, Noise
-
-if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext, Terms
-    from rattle.objectives.taylor_terms import Taylor
 
 
 class Sampled(Reading):

@@ -1,18 +1,12 @@
 """The control of the reading `head`: its soft labels made constant, which is label smoothing at x and at x'."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from rattle.forward import Outputs
+from rattle.objectives.base import StepContext, Terms
 from rattle.objectives.readings import Reading
 from rattle.objectives.readings.head import soft_label_term
-
-if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext, Terms
-    from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.taylor_terms import Taylor
 
 
 class Smoothing(Reading):
