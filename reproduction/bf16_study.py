@@ -6,7 +6,7 @@
 
 The runs in float32 are those of randomized_weights.py at 1/lambda 6, so only 15 are trained here. The attacks inside
 training run in bf16 too; evaluation is in float32: clean and PGD-20 on 10,000 test images, AutoAttack on the first
-1,000. A killed run resumes, several processes share the work. Protocol: docs/studies/performance.md.
+1,000. A killed run resumes, several processes share the work. Protocol: reproduction/studies/performance.md.
 """
 
 import argparse

@@ -84,7 +84,7 @@ def attack_card(name: str) -> str:
         if settings
         else "None: with other parts it would be another attack; run the parts by their own names.",
         "## Cost and check",
-        MEASURED.format(**seconds()[name]) if name in seconds() else "Its time was not measured by itself.",
+        MEASURED.format(**seconds()[name]) if name in seconds() else "Its time was not measured separately.",
         LINEAR.format(it="its parts" if parts_of(name) else "it")
         + (REFERENCE if re.match("apgd|fab|square|autoattack", name) else "")
         + ".",

@@ -26,12 +26,19 @@ from rattle.objectives.registry import METHODS
 log = logging.getLogger("mkdocs.hooks.rattle")
 LINK = re.compile(r"\]\(([^()\s#]+)(#[^()\s]*)?\)")
 OUTSIDE = "files"  # where files that are not pages lie in the site
+MOVED = {"tutorials/harden.html": "guides/harden.html"}  # former addresses of pages
 
 
 def decisions() -> list[tuple[str, str]]:
     """File and title of every decision record."""
     paths = sorted((DOCS / "adr").glob("0*.md"))
     return [(path.name, path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")) for path in paths]
+
+
+def moved_to(address: str) -> str:
+    """A page that leads to another one."""
+    refresh = f'<meta http-equiv="refresh" content="0; url={address}">'
+    return f'<!doctype html>{refresh}<a href="{address}">This page has moved.</a>\n'
 
 
 def read(page: str) -> str:
@@ -44,7 +51,8 @@ def generated() -> dict[str, str]:
     return {
         **{f"methods/{name}.md": method_card(name) for name in METHODS},
         **{f"attacks/{slug(name)}.md": attack_card(name) for name in list_attacks()},
-        "tutorials/harden.ipynb": json.dumps(notebook(read("tutorials/harden.md"), DOCS / "images"), indent=1),
+        "guides/harden.ipynb": json.dumps(notebook(read("guides/harden.md"), DOCS / "images"), indent=1),
+        **{old: moved_to(os.path.relpath(new, Path(old).parent)) for old, new in MOVED.items()},
         "adr/index.md": f"# Decisions\n\nOne page for each decision that a reader would question.\n\n{listed}\n",
     }
 

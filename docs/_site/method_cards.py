@@ -22,8 +22,21 @@ GROUPS = {
     "taught": "Taught by another network",
     "other": "Others",
 }
+ATTACKS = {  # inner steps that are not the recipe's PGD
+    "standard": "none",
+    "fat": "PGD on CE, stops early",
+    "fat-trades": "PGD on KL, stops early",
+    "gat": "one guided step",
+    "gat-trades": "one guided step",
+    "n-fgsm": "one step from noise",
+    "e-at": "PGD on CE, in the l_inf or an l_1 ball",
+    "free": "none: each update's backward pass",
+    "rslad": "PGD on KL to the teacher",
+    "mma": "AN-PGD to the boundary",
+}
+CHECK = re.compile(r"^Beside the authors' code: (.*)\n", re.MULTILINE)
 COST = (
-    "processor time of a short training (4 epochs of 512 CIFAR-10 images, `cnn-slim`, one thread of a 2-core machine "
+    "CPU time of a short training (4 epochs of 512 CIFAR-10 images, `cnn-slim`, one thread of a 2-core machine "
     "without GPU, three interleaved rounds; `python -m reproduction.methods_study cifar10.npz --calibrate`)"
 )
 
@@ -45,16 +58,23 @@ def method_notes() -> tuple[str, dict[str, str]]:
     return sections((DOCS / "methods" / "index.md").read_text(encoding="utf-8"))
 
 
-@cache
-def method_rows() -> dict[str, dict[str, str]]:
-    """The table of all methods by name."""
-    lines = [cells(line) for line in method_notes()[0].splitlines() if line.startswith("| ")]
-    header = next(line for line in lines if line[0] == "name")
-    return {
-        line[0].strip("`"): dict(zip(header, line, strict=True))
-        for line in lines
-        if len(line) == len(header) and line[0].strip("`") in METHODS
-    }
+def inner_attack(name: str) -> str:
+    """The inner maximisation in a few words."""
+    attack = METHODS[name].attack
+    return ATTACKS.get(name) or f"PGD on {attack.loss.upper()}, {attack.start} start"
+
+
+def awp(name: str) -> str:
+    """The published settings of AWP on this method."""
+    found = METHODS[name].awp
+    if found is None:
+        return "no"
+    return f"gamma {found.gamma:g}" + (f", after {found.warmup} epochs" if found.warmup else "")
+
+
+def taylor(name: str) -> str:
+    """Whether recipes take the paper's terms."""
+    return "yes" if hasattr(METHODS[name].objective, "taylor") else "no"
 
 
 @cache
@@ -123,16 +143,16 @@ def paper_of(name: str, section: str) -> str:
 
 
 def facts(name: str, section: str) -> list[list[str]]:
-    """The rows at the top of a card; the table of all methods has some of them."""
-    row = method_rows().get(name, {})
+    """The rows at the top of a card."""
+    check = CHECK.search(section)
     found = {
         "paper": paper_of(name, section),
         "recipes": f"`DATASET-NORM-MODEL-{name}`, such as `digits-linf-cnn-{name}`",
-        "inner attack": row.get("inner attack"),
-        "with AWP (`-awp`)": row.get("`-awp`"),
-        "Taylor terms (`-1st`, `-2nd`)": row.get("`-1st`, `-2nd`"),
+        "inner attack": inner_attack(name),
+        "with AWP (`-awp`)": awp(name),
+        "Taylor terms (`-1st`, `-2nd`)": taylor(name),
         "a step's cost over TRADES": cost_line(name),
-        "loss and gradient beside the authors' code": row.get("loss and gradient beside the authors' code"),
+        "loss and gradient beside the authors' code": check[1] if check else None,
     }
     return [[title, value] for title, value in found.items() if value]
 
@@ -181,27 +201,31 @@ def method_card(name: str) -> str:
         table(["setting", "default", "meaning"], settings) if settings else "None of its own.",
         taylor if hasattr(method.objective, "taylor") else "",
         "## Notes" if section else "",
-        section,
+        CHECK.sub("", section),
         f"*Cost*: {COST}. How methods are checked in general: [methods](index.md).",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
 def method_index() -> str:
-    """The page of all methods: the general part of the notes with links to the cards, then them by group."""
+    """The page of all methods: a table for each group with links to the cards, then the general part of the notes."""
     first, parts = method_notes()
-    for name in METHODS:
-        first = first.replace(f"| `{name}` |", f"| [`{name}`]({name}.md) |")
-    groups = [
-        f"**{title}**\n\n"
-        + "\n".join(
-            f"- [`{name}`]({name}.md): {entry.summary} ({entry.paper})"
-            for name, entry in METHODS.entries.items()
-            if entry.group == group
-        )
-        for group, title in GROUPS.items()
-        if any(entry.group == group for entry in METHODS.entries.values())
-    ]
+    title, introduction = first.split("\n", 1)
+    groups = []
+    for group, heading in GROUPS.items():
+        names = [name for name, entry in METHODS.entries.items() if entry.group == group]
+        lines = [
+            [
+                f"[`{name}`]({name}.md)",
+                METHODS.entry(name).summary,
+                METHODS.entry(name).paper,
+                inner_attack(name),
+                awp(name),
+                taylor(name),
+            ]
+            for name in names
+        ]
+        header = ["name", "idea", "paper", "inner attack", "`-awp`", "`-1st`, `-2nd`"]
+        groups.append(f"## {heading}\n\n{table(header, lines)}")
     rest = [f"## {heading}\n{text}" for heading, text in parts.items() if not named(heading)]
-    title, rest_of_first = first.split("\n", 1)
-    return "\n\n".join([title, *groups, "## All in one table", rest_of_first, *rest])
+    return "\n\n".join([title, introduction.strip(), *groups, *rest]) + "\n"

@@ -15,7 +15,7 @@ def notebook(text: str, images: Path) -> dict[str, Any]:
     """The page as nbformat 4.5. A picture that the code draws is the output of the cell before it."""
     cells: list[dict[str, Any]] = []
     end = 0
-    found = blocks(text)
+    found = [block for block in blocks(text) if block.runs]  # the others stay in the text
     for block, start in zip([*found, None], [*(block.match.start() for block in found), len(text)], strict=True):
         words = SMALL.sub("", text[end:start])
         for name in IMAGES.findall(words):

@@ -1,10 +1,10 @@
 """Tutorials are run: every block of Python and every command of a page, in order, in one folder.
 
-python docs/_site/tutorials.py docs/tutorials/harden.md --write
+python docs/_site/tutorials.py docs/guides/harden.md --write
 
 puts what each block printed into the `text` block below it, and the pictures that the page shows into docs/images.
-A block whose first line is `# needs ...` (GPUs, SLURM, the network) is left out. A page may say how it is made small
-for the tests: `<!-- small: --epochs 12 -> --epochs 1 -->`.
+A block whose first line is `# needs ...` (GPUs, SLURM, the network) is left out; one whose first line is `# NAME.py` is
+saved under that name. A page may say how it is made small for the tests: `<!-- small: --epochs 12 -> --epochs 1 -->`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n(?:(\n```text\n)(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# ([\w-]+\.py)\n")  # the first line of a block that a reader saves
 SMALL = re.compile(r"<!-- small: (.+?) -> (.+?) -->")
 IMAGES = re.compile(r"!\[[^]]*\]\(\.\./images/([\w.-]+)\)")
 
@@ -94,7 +95,10 @@ def run_block(block: Block, names: dict) -> str:
     """What it printed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        if block.language == "python":
+        file = FILE.match(block.code)
+        if file:
+            Path(file[1]).write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
             exec(compile(block.code, "tutorial", "exec"), names)
         else:
             for line in re.sub(r"\\\n\s*", "", block.code).splitlines():

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class RattleError(ValueError):
-    """Something the caller can put right. The command line prints it as one sentence and exits with code 2."""
+    """An error that the caller can correct. The command line prints it as one sentence and exits with code 2."""
 
     told = False  # another rank of the job prints it
 

@@ -61,7 +61,7 @@ class Randomized(nn.Module):
 
 
 class Expected(nn.Module):
-    """What an attack climbs in the place of a model that draws at random: the log of its mean class probabilities.
+    """What an attack climbs instead of a model that draws at random: the log of its mean class probabilities.
 
     Expectation over transformation (Athalye et al. 2018). Values are means over the same draws in every pass, so that
     an attack compares two points fairly; gradients are means over fresh draws, so that it does not fit the former.

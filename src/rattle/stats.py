@@ -229,7 +229,7 @@ def student(differences: Sequence[float], error: float = 0.0) -> float:
 
 
 def error_of_images(values: Any) -> float:
-    """Standard error of a mean over seeds, from values [seeds, images], as if every image varied by itself.
+    """Standard error of a mean over seeds, from values [seeds, images], as if images varied independently.
 
     Images of a better network are better together, so the true error is larger. Seeds whose means agree by luck show a
     smaller one, or none, and then this is the better estimate.

@@ -1,8 +1,8 @@
 """The contribution: what the first- and second-order Taylor terms compare, in closed form and exactly.
 
 `head_gradient` (the paper's Appendix D as its experiments ran it) needs no pass of its own: the gradient of the
-cross-entropy by the last linear layer W [C, d] is (p - onehot(y)) h^T, so its row sums follow from features and logits
-at hand. `directional` is the expansion itself: derivatives of the logits g along u.
+cross-entropy by the last linear layer W [C, d] is (p - onehot(y)) h^T, so its row sums follow from the available
+features and logits. `directional` is the expansion itself: derivatives of the logits g along u.
 Pure mathematics: no rank, no optimiser, no settings.
 """
 

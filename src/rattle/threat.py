@@ -66,7 +66,7 @@ class Threat:
 
     def project(self, x_adv: Tensor, x: Tensor, radius: float | Tensor | None = None) -> Tensor:
         """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once.
-        radius: of the ball in place of epsilon, also one for each image, [n, 1, 1, 1]."""
+        radius: replaces epsilon, and may be one for each image, [n, 1, 1, 1]."""
         radius = self.epsilon if radius is None else radius
         if self.norm == "linf":
             return torch.clamp(x_adv, x - radius, x + radius).clamp_(0, 1)
@@ -79,7 +79,7 @@ class Threat:
         return (x + delta * shrink).clamp_(0, 1)
 
     def shorten(self, delta: Tensor) -> Tensor:
-        """The nearest perturbation of the ball, whatever image it is for: [0, 1] does not count."""
+        """The nearest perturbation in the ball, without regard to [0, 1]."""
         if self.norm == "linf":
             return delta.clamp(-self.epsilon, self.epsilon)
         if self.norm == "l1":

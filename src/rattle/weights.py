@@ -201,7 +201,7 @@ ASAM_ETA = 0.01  # added to |w|: a weight that is zero moves too (Kwon et al. 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ASAM(SAM):
-    """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; 1 for biases, as the authors."""
+    """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; biases: T = 1."""
 
     rho: Positive = 0.5  # the length of v / T; 1 in the authors' CIFAR-100 runs
 

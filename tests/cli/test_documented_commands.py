@@ -83,6 +83,6 @@ def test_the_python_lines_of_the_page_on_scale_print_a_table(capsys: pytest.Capt
     assert re.search(r"^pgd20 .* 100 ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_methods_page_has_a_row_for_every_method() -> None:
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods/index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {*rows} >= METHODS.built_in
+def test_the_methods_page_has_notes_for_every_method() -> None:
+    headings = re.findall(r"^## (.*)$", (DOCS / "methods/index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for heading in headings for name in heading.split(", ")} >= METHODS.built_in

@@ -30,6 +30,7 @@ def test_a_method_has_a_card_with_its_paper_settings_and_formula(name: str) -> N
     assert card.startswith(f"# `{name}`")
     assert entry.paper in card
     assert entry.summary in card
+    assert "Beside the authors' code" not in card
     for row in re.findall(r"^\| `(objective\.[\w.-]+)` \| ([^|]*) \| ([^|]*)", card, re.MULTILINE):
         value = METHODS[name].objective
         for part in row[0].split(".")[1:]:
@@ -59,6 +60,7 @@ def test_the_page_of_methods_links_every_card_and_keeps_what_is_about_all() -> N
     assert all(f"({name}.md)" in page for name in OURS)
     assert "## teachers" in page
     assert "## mart" not in page
+    assert "| PGD on CE, gaussian start | gamma 0.005, after 10 epochs | yes |" in page
 
 
 def test_comments_behind_settings_and_parameters_are_read() -> None:

@@ -1,7 +1,7 @@
 """Loss landscapes as arrays: over a plane in input space, and along random directions in weight space.
 
 Input space follows Figs. 2 and 3 of the paper: the plane of sign(grad_x loss) and a Rademacher(0.5) direction. Weight
-space follows Li et al. (2018), filter normalisation; the adversarial loss is attacked afresh at every point, as Wu et
+space follows Li et al. (2018), filter normalisation; the adversarial loss is attacked again at every point, as Wu et
 al. (2020) do. Models are restored: mode, weights, gradients and statistics. `rattle.analysis.plots` draws the arrays.
 
 Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] are images and labels.

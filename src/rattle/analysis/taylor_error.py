@@ -1,4 +1,4 @@
-"""Does the Taylor expansion hold? The remainder of g(w + u) after each order, against sigma, for a model at hand.
+"""Does the Taylor expansion hold? The remainder of g(w + u) after each order, against sigma, for a given model.
 
 For u = sigma * v, v ~ N(0, I): change = ||g(w+u) - g(w)|| / ||g(w)||, and the remainder of order k is
 ||g(w+u) - sum of orders up to k|| / ||g(w+u) - g(w)||: 1 for order 0, below 1 where an order helps, above 1 where the

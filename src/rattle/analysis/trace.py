@@ -46,8 +46,8 @@ def frontier(
 
     recipes: names or recipes, the baseline first; they share data and threat. points: values of the setting;
     the method's own is the first. settings: other values by the setting's dotted name, for the methods that have it.
-    attacks, n: on so many test images. jobs: runs trained at once, and processes that attack. Finished runs are not
-    trained again: more seeds or points extend a frontier.
+    attacks, n: the attacks, and the number of test images. jobs: runs trained at once, and processes that attack.
+    Finished runs are not trained again: more seeds or points extend a frontier.
     """
     console = NullConsole() if quiet else console or RichConsole()
     if isinstance(recipes, Recipe | str):

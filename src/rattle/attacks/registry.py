@@ -76,7 +76,7 @@ def check_attack(name: str) -> None:
 
 
 def get_attack(name: str, threat: Threat, **settings: Any) -> Attack:
-    """The attack of this name on this threat, with these fields of it changed; RattleError if there is none.
+    """The attack of this name on this threat, with changed fields; RattleError if there is none.
 
     >>> import rattle
     >>> get_attack("cw20", rattle.Threat(epsilon=0.1), restarts=5).steps

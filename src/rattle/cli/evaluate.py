@@ -52,7 +52,7 @@ class ThreatOptions:
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """u on the weights while evaluating, drawn once for the whole evaluation or afresh in every pass."""
+    """u on the weights while evaluating, drawn once for the whole evaluation or anew in every pass."""
 
     sigma: float | None = None  # std of u; no noise when not given
     scale: Literal["absolute", "filter"] = "absolute"  # sigma itself, or times the rms of each filter's weights
@@ -197,7 +197,7 @@ def target_of(options: Options) -> Target:
 
 
 def with_noise(options: Options, target: Target) -> Target:
-    """The ensemble over draws of u in the place of the model, with a folder of results of its own."""
+    """The ensemble over draws of u in place of the model, with its own folder of results."""
     from rattle.randomized import Randomized
     from rattle.weights import Noise
 

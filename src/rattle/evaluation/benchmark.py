@@ -26,7 +26,7 @@ def benchmark(
     root: str | None = None,  # where datasets are; RATTLE_DATA, or ./data, when None
     **settings: Any,  # of `evaluate`: batch_size, seed, device, out, console ...
 ) -> Evaluation:
-    """Evaluate a model on a dataset's test images, with warnings about what makes the numbers unreliable.
+    """Evaluate a model on a dataset's test images; warns of what makes the numbers unreliable.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     >>> result = benchmark(model, "digits", attacks="fgsm", epsilon=0.1, n=20)

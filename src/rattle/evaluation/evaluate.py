@@ -161,10 +161,10 @@ def evaluate(
 ) -> Evaluation:
     """Attack images; with a folder `out`, write out/ATTACK.json for each attack.
 
-    After an interruption the same call resumes after the last batch, and the last component of an ensemble on a batch,
-    that was done: hidden files in `out` hold these.
+        After an interruption the same call resumes after the last finished batch, or the last finished component of an
+    ensemble on a batch; hidden files in `out` hold these.
 
-    Of a model that answers at random, flags are rates: shares of fresh draws in which an image is classified correctly.
+    For a model that answers at random, flags are rates: shares of fresh draws that classify an image correctly.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
@@ -175,7 +175,7 @@ def evaluate(
     if threats and own is not None:
         raise RattleError("give one threat, or several as threats=, not both")
     if minutes is not None and (within is not None or not minutes > 0):
-        raise RattleError("minutes must be above 0, and given without within: each of them ends an attack by itself")
+        raise RattleError("minutes must be above 0, and given without within: each of them alone ends an attack")
     plan = make_plan(
         model,
         x,

@@ -34,7 +34,7 @@ WEIGHTS, ATTACK = range(2)  # purposes of a seed
 class RobustLoss(nn.Module):
     """The loss of a method, called as `loss = criterion(model, x, y)`: draws u, attacks, computes (Algorithm 1).
 
-    method: as at the end of a recipe's name, such as trades-2nd, or an objective. norm, epsilon: the perturbations to
+    method: the end of a recipe's name, such as trades-2nd, or an objective. norm, epsilon: the perturbations to
     resist; steps, step_size: of the inner attack, the method's when not given. head: the name of the linear head that
     Taylor terms use, if it is not the last linear layer. seed: of u and the attacks' noise, which differ from call to
     call; the number of calls is in the state_dict. The images are in [0, 1]: normalise inside the model.

@@ -49,7 +49,7 @@ def register_model(name: str, make: Callable[..., nn.Module]) -> None:
     """Make `create_model(name)`, recipes and `--model NAME` build a network of your own.
 
     name: without a colon and not a built-in one; registering a name again replaces it. make: a function or class that
-    returns the network; it is given the keywords it has of those that `create_model` describes.
+    returns the network; it receives those keywords of `create_model` that it has.
     """
     check_type("the name", name, str)
     if not callable(make):
@@ -60,7 +60,7 @@ def register_model(name: str, make: Callable[..., nn.Module]) -> None:
 
 
 def list_models() -> list[str]:
-    """The names of all models, built-in and registered; wrnDEPTH-FACTOR exists for other numbers too."""
+    """The names of all models, built-in and registered; wrnDEPTH-FACTOR works for other numbers too."""
     return list(BUILDERS)
 
 
@@ -106,8 +106,8 @@ def create_model(
     name: one of `list_models()`, or your own as `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
     classes: number of logits. channels: of the images. width: channels of the first convolution, which scales every
     layer; the paper's by default. activation: relu or silu. normalise: mean and std of each channel, to be applied
-    inside the model. pretrained: False leaves the weights of a `timm:NAME,pretrained` where they are, because others
-    are going to be loaded.
+    inside the model. pretrained: False does not fetch the weights of `timm:NAME,pretrained`, for a model that gets
+    other ones.
 
     >>> import torch
     >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape

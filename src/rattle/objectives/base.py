@@ -203,7 +203,7 @@ class Foreign(Objective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A training method: its objective, the inner attack that goes with it, and what its paper trains with."""
+    """A training method: its objective, its inner attack, and the settings of its paper."""
 
     objective: Objective  # with the published settings
     attack: PGD = PGD()  # the inner maximisation, on the cross-entropy if not said; recipes set threat and step size

@@ -13,7 +13,7 @@ from rattle.weights import Delta, weights_of
 
 def compute_loss(
     objective: Objective,  # such as Trades(taylor=Taylor(order=2))
-    model: nn.Module,  # returns logits; the linear head that the Taylor terms need is found by itself
+    model: nn.Module,  # returns logits; the linear head that the Taylor terms need is found automatically
     x: Tensor,  # clean images
     x_adv: Tensor,  # adversarial images made from them
     y: Tensor,  # labels
@@ -21,7 +21,7 @@ def compute_loss(
     head: str | None = None,  # the name of the head, if it is not the last linear layer
     u: tuple[Delta, ...] = (),  # draws of Noise, for the modes exact and sampled
 ) -> Tensor:
-    """The loss, a scalar to call `.backward()` on.
+    """The loss of an objective at x and x_adv, a scalar to call `.backward()` on.
 
     >>> import torch; from rattle.objectives import Trades
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

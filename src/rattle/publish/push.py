@@ -22,9 +22,9 @@ def push(
 ) -> str:
     """Publish a run on the hub and return the address of the commit.
 
-    run: a run folder or checkpoint. name: OWNER/NAME of the repository, which is made if it is not there. private: make
-    a new repository private. revision: the branch to upload to, made if it is not there; main when None. license, page
-    and averaged: as for `write_folder`. note: is given a sentence about each thing that is left out.
+    run: a run folder or checkpoint. name: OWNER/NAME of the repository, created if it is missing. private: make a new
+    repository private. revision: the branch to upload to, created if it is missing; main when None. license, page and
+    averaged: as for `write_folder`. note: called with a sentence about each omission.
 
     The token is that of HF_TOKEN, or of the hub's own login. Results and page of an earlier upload are removed.
     """

@@ -117,7 +117,7 @@ def make_recipe(
 ) -> Recipe:
     """A recipe with the settings of the named ones, for any images and any network.
 
-    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: those given to `fit`
+    method: the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: those given to `fit`
     when left out. norm, epsilon, step_size: the perturbations to resist, and the inner attack's step; the dataset's, or
     8/255 (linf) or 128/255 (l2), and a step in proportion. name: of the run, in tables. changes: fields of `Recipe`.
 

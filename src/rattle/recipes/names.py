@@ -31,7 +31,7 @@ DATASETS = {
 
 
 def list_recipes() -> list[str]:
-    """The names that are listed; any other known model may stand in the model's place."""
+    """The names of recipes; any other known model can replace the model in a name."""
     found = []
     for dataset, (norms, models) in DATASETS.items():
         for norm in norms:

@@ -67,7 +67,7 @@ class ValAttack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One training run, whole: saved as recipe.yaml in the run folder and inside every checkpoint."""
+    """All settings of one training run, saved as recipe.yaml in the run folder and inside every checkpoint."""
 
     name: str = "custom"  # what the run is called in tables
     data: Data = field(default_factory=Data)  # the images
@@ -139,9 +139,9 @@ class Recipe:
             )
 
     def refuse_idle(self) -> Recipe:
-        """The recipe; raises RattleError for a setting that was changed and does nothing beside the others.
+        """The recipe; raises RattleError for a changed setting that has no effect with the others.
 
-        Called before a run begins, not when a recipe is made: runs that earlier versions trained with one still open.
+        Called before a run begins, not when a recipe is made, so that runs of earlier versions with one still open.
         """
         objective, needs, noise = self.objective, self.objective.needs, self.noise
         taylor = getattr(objective, "taylor", None)
@@ -178,7 +178,7 @@ class Recipe:
 
     @property
     def validation_attacks(self) -> dict[str, PGD]:
-        """By the name of their metric: where labels are smoothed the margin is attacked too, and the lower counts."""
+        """By metric. With smoothed labels the margin is attacked too, and the lower accuracy counts."""
         attacks = {"val_robust": self.validation_attack}
         if self.objective.smooths_labels:
             attacks["val_margin"] = replace(self.validation_attack, loss="cw")
@@ -198,7 +198,7 @@ class Recipe:
         return f"{self.objective.title}{moved}{ORDERS[order]}{average}"
 
     def with_seed(self, name: str) -> str:
-        """What one run of the recipe is called, by a name that its seeds share."""
+        """The name of a run: the name shared by its seeds, and the seed."""
         return f"{name}, seed {self.seed}" if self.seed else name
 
     def steps(self, images: int) -> int:
@@ -211,7 +211,7 @@ class Recipe:
         return (images // size if self.drop_last else -(-images // size)) * self.replays
 
     def to_yaml(self) -> str:
-        """The recipe as it stands in every run, its method named for the reader; `from_yaml` reads it."""
+        """The recipe as every run stores it, with the title of its method; `from_yaml` reads it."""
         plain = to_plain(self)
         return yaml.safe_dump({"name": plain.pop("name"), "method": self.method, **plain}, sort_keys=False)
 

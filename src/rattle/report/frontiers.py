@@ -13,7 +13,7 @@ FILE = "frontier.json"
 
 
 def with_runs(folders: Sequence[Path | str]) -> list[Path | str]:
-    """The folders, with its runs in the place of a frontier's."""
+    """The folders, with its runs instead of a frontier's."""
     found: list[Path | str] = []
     for folder in folders:
         if not (Path(folder) / FILE).is_file():

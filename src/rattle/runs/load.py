@@ -85,13 +85,13 @@ def load(
     device: torch.device | str | None = None,
     trust_code: bool = False,
 ) -> nn.Module:
-    """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
+    """The trained model of a checkpoint, or of a run folder's best one, in evaluation mode, for images in [0, 1].
 
     path: a checkpoint, a run folder, a folder that `rattle push` wrote, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` on
     the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
     take the averaged weights if the run has them; False takes the raw ones. model: a module to load the weights into,
     for a run whose network was given to `fit` in Python; it is changed in place and returned. device: where to put it,
-    "auto" for a GPU if there is one; where a new module is, or `model` was, when None. trust_code: run the
+    "auto" for a GPU if there is one; None leaves it where it is. trust_code: run the
     FILE.py:FUNCTION or package.module:FUNCTION that a run or checkpoint names as its model; refused without it.
 
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape

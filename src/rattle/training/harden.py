@@ -116,12 +116,12 @@ def harden(
     quiet: bool = False,
     **changes: Any,
 ) -> Hardened:
-    """Make a trained classifier robust and keep its clean accuracy; the run in `out` is one of `fit`.
+    """Make a trained classifier robust and keep its clean accuracy; `out` becomes a run folder like those of `fit`.
 
     model: logits [n, C] for images in [0, 1], trained in place, or a `Network`, which names its code and weights. data,
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
-    with a trade-off 1/lambda, such as trades-2nd or trades-awp. attacks, n: measure by these, on so many of the test
+    with a trade-off 1/lambda, such as trades-2nd or trades-awp. attacks, n: for measuring, and the number of test
     images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those
     chosen here, such as epochs=20 or seed=1.
     """

@@ -60,10 +60,10 @@ def fit(
     recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder. model: a module
     with logits [n, C], trained in place of the recipe's network: it ends with the last weights, in evaluation mode;
     `rattle.load(out, model=module)` puts the best ones into it. data: images other than the recipe's, as (x, y), a
-    torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C]; some
-    are held out as `recipe.data` says. classes: the labels' names. resume: continue the run, also with more epochs;
-    overwrite: replace it. log: where else metrics go. console: shows progress in
-    another way; quiet: show none. trust_code: run code that a file names.
+    torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C];
+        `recipe.data` sets how many are held out. classes: the labels' names. resume: continue the run, also with more
+    epochs; overwrite: replace it. log: where else metrics go. console: shows progress in another way; quiet: show none.
+    trust_code: run code that a file names.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
