@@ -1,6 +1,7 @@
 """Hardening a trained classifier: in Python and by the command, with a trade-off chosen on held-out images."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ def test_weaker_trade_offs_are_tried_until_enough_clean_accuracy_is_kept(tmp_pat
         hardened(tmp_path / "run")
     assert repr(result).startswith(f"Hardened({result.verdict}")
     assert "before, %" in result._repr_html_()
+    falling = replace(result, tried={6.0: (0.5, 0.3), 2.0: (0.6, 0.2)})
+    assert "learning rate" not in str(falling)
+    rising = replace(result, tried={6.0: (0.5, 0.1), 2.0: (0.6, 0.2)})
+    assert "take more epochs, or a larger learning rate than 0.01 (lr)" in str(rising)
 
 
 def test_a_start_near_chance_is_refused(tmp_path: Path) -> None:
@@ -107,7 +112,10 @@ def test_transformers_get_adamw_and_few_images_small_batches() -> None:
     images = rattle.Recipe().data.load()
     module = nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 10))
     recipe = choose_recipe(module, images, "trades-awp")
-    assert isinstance(recipe.optimizer, AdamW)
+    assert recipe.optimizer == AdamW(lr=1e-4)
+    assert choose_recipe(module, images, "trades", lr=1e-3).optimizer == AdamW(lr=1e-3)
+    with pytest.raises(RattleError, match="optimizer.lr"):
+        choose_recipe(module, images, "trades", lr=0)
     assert (recipe.batch_size, recipe.epochs) == (32, 14)
     with pytest.raises(RattleError, match="trade-off"):
         choose_recipe(module, images, "at")

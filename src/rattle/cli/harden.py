@@ -25,6 +25,7 @@ class Options(Network):
     norm: Literal["linf", "l2"] = "linf"
     clean_drop: float = 2.0  # points of clean accuracy that may be lost on held-out images
     method: str = "trades"  # one with a trade-off 1/lambda: trades, trades-2nd, trades-awp, ...
+    lr: float | None = None  # learning rate; 0.01 of SGD, or 1e-4 of AdamW with LayerNorm, when not given
     attacks: tuple[str, ...] = ("pgd20",)  # to measure by, before and after
     n: int | None = 1000  # measure on a sample of n test images, classes in proportion
     epochs: int | None = None  # as many as make 500 steps, between 5 and 30, when not given
@@ -56,6 +57,7 @@ def main(args: list[str]) -> None:
         norm=options.norm,
         clean_drop=options.clean_drop,
         method=options.method,
+        lr=options.lr,
         attacks=options.attacks,
         n=options.n,
         out=options.out,

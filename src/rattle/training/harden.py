@@ -94,6 +94,12 @@ class Hardened:
         lines.append(f"  clean {100 * self.held_out:.1f}")
         for inv_lambda, (clean, robust) in self.tried.items():
             lines.append(f"  clean {100 * clean:.1f}  robust {100 * robust:.1f}  at 1/lambda {inv_lambda:g}")
+        robust = [robust for _, robust in self.tried.values()]
+        if robust != sorted(robust, reverse=True):
+            lines.append(
+                "robust accuracy rose as 1/lambda fell: the tries were too short; take more epochs, or a larger "
+                f"learning rate than {self.recipe.optimizer.lr:g} (lr)"
+            )
         return "\n".join([*lines, self.verdict])
 
 
@@ -108,6 +114,7 @@ def harden(
     test: TrainingData | None = None,
     classes: Sequence[str] | None = None,
     method: str = "trades",
+    lr: float | None = None,
     attacks: Attacks = "pgd20",
     n: int | None = 1000,
     overwrite: bool = False,
@@ -121,7 +128,8 @@ def harden(
     model: logits [n, C] for images in [0, 1], trained in place, or a `Network`, which names its code and weights. data,
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
-    with a trade-off 1/lambda, such as trades-2nd or trades-awp. attacks, n: for measuring, and the number of test
+    with a trade-off 1/lambda, such as trades-2nd or trades-awp. lr: the learning rate, when None 0.01 of SGD, or 1e-4 of
+    AdamW for networks with LayerNorm. attacks, n: for measuring, and the number of test
     images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those
     chosen here, such as epochs=20 or seed=1.
     """
@@ -145,7 +153,7 @@ def harden(
     images = images.split(settings.train_size, settings.val_size, settings.split_seed)
     if images.val is None:
         raise RattleError("harden chooses the trade-off on held-out images: leave out data.val_size 0")
-    recipe = choose_recipe(module, images, method, data=settings, norm=norm, epsilon=epsilon, **named, **changes)
+    recipe = choose_recipe(module, images, method, lr, data=settings, norm=norm, epsilon=epsilon, **named, **changes)
 
     index = choose_images(images.test.y, n)
     measured = images.test.subset(index)
@@ -216,11 +224,12 @@ def build(network: Network, classes: int, channels: int) -> tuple[Plain, nn.Modu
     return named, make(network, classes, channels)
 
 
-def choose_recipe(module: nn.Module, images: Dataset, method: str, **settings: Any) -> Recipe:
+def choose_recipe(module: nn.Module, images: Dataset, method: str, lr: float | None = None, **settings: Any) -> Recipe:
     """The settings of robust fine-tuning, by the network and the number of images; `settings` come first."""
     layer_norm = any(isinstance(part, nn.LayerNorm) for part in module.modules())  # transformers, ConvNeXt
+    optimizer = AdamW(lr=ADAMW_RATE) if layer_norm else SGD(lr=SGD_RATE)
     chosen = {
-        "optimizer": AdamW(lr=ADAMW_RATE) if layer_norm else SGD(lr=SGD_RATE),
+        "optimizer": optimizer if lr is None else replace(optimizer, lr=lr),
         "schedule": Cosine(warmup=WARMUP),
         "ramp": RAMP,
         "batch_size": batch_size(len(images.train)),
