@@ -89,18 +89,18 @@ class ImageStreams:
 Randomness = ImageStreams | torch.Generator | None
 
 
-def streams(generator: Randomness, x: Tensor) -> ImageStreams:
-    """What an attack on the images x draws from: streams as they are, or fresh ones on their device, seeded by a torch
-    generator (None: torch's own)."""
+def streams(generator: Randomness, n: int, device: torch.device | str = "cpu") -> ImageStreams:
+    """What an attack on n images draws from: streams as they are, or fresh ones seeded by a torch generator (None:
+    torch's own), on the device of the images."""
     if isinstance(generator, ImageStreams):
-        if len(generator) != len(x):
-            raise RattleError(f"{len(generator)} random streams for {len(x)} images")
+        if len(generator) != n:
+            raise RattleError(f"{len(generator)} random streams for {n} images")
         return generator
     if not isinstance(generator, torch.Generator | None):
         raise RattleError(f"the generator must be a torch.Generator, got {generator!r}")
     own = "cpu" if generator is None else generator.device
     seed = int(torch.randint(2**62, (), generator=generator, device=own))
-    return ImageStreams(seed, torch.arange(len(x), device=x.device))
+    return ImageStreams(seed, torch.arange(n, device=device))
 
 
 def derive_seed(seed: int, *path: int) -> int:

@@ -128,7 +128,7 @@ class Noise:
         moved = {name: p.detach() for name, p in weights_of(model, {}).items() if self.moves(p)}
         here = generator.device if generator is not None else torch.device("cpu")
         elsewhere = [p for p in moved.values() if p.device != here]
-        draws = streams(generator, elsewhere[0][None]) if elsewhere else None
+        draws = streams(generator, 1, elsewhere[0].device) if elsewhere else None
         u = {}
         for name, p in moved.items():
             if draws is None:

@@ -53,7 +53,7 @@ def local_lipschitz(
     segment and can only be smaller. A maximum over points visited is a lower bound of that supremum.
     """
     check_batch(x, y)
-    draws = streams(generator, x)
+    draws = streams(generator, len(x), x.device)
     largest = x.new_zeros(len(x))
     with attack_mode(model):
         for start in range(STARTS):
@@ -106,7 +106,7 @@ def input_curvature(
 ) -> Array:
     """Largest eigenvalue of d^2 loss / dx^2 of each image, [n]; a batch iterates at once, as images do not mix."""
     check_batch(x, y)
-    starts = streams(generator, x).normal(*x.shape[1:]).to(x)
+    starts = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x)
     values = []
     with attack_mode(model):
         for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):

@@ -76,7 +76,7 @@ def input_plane(
     """
     check_batch(x, y)
     steps = axis(radius, points)
-    rademacher = streams(generator, x).signs(*x.shape[1:])
+    rademacher = streams(generator, len(x), x.device).signs(*x.shape[1:])
     with attack_mode(model):
         gradient = input_gradient(model, x, y).sign()
     return InputPlane(a=steps, b=steps.copy(), gradient=as_array(gradient), rademacher=as_array(rademacher))

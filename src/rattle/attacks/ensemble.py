@@ -30,7 +30,7 @@ class Ensemble(AttackExtras):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         """The point of the first component that breaks an image, else of the last."""
         x, y = check_batch(x, y)
-        draws = streams(generator, x)
+        draws = streams(generator, len(x), x.device)
         with eval_mode(model):
             *_, found = run_components(self, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
         return found.x_adv

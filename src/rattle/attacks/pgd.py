@@ -37,7 +37,7 @@ class PGD:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=self.loss != "cw")
-        draws = streams(generator, x)
+        draws = streams(generator, len(x), x.device)
         with attack_mode(model):
             reference = y
             if self.loss == "kl":  # the clean logits do not change while x' does: once, not at every step

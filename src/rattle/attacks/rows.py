@@ -120,7 +120,7 @@ def best_of_runs(
     """
     if attack.threat.epsilon == 0:
         return x.clone()
-    draws = streams(draw, x)
+    draws = streams(draw, len(x), x.device)
     with attack_mode(model):
         flat_model = FlatModel(model, x)
         flat = flat_model.flat(x)

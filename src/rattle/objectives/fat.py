@@ -23,7 +23,7 @@ class EarlyStoppedPGD(FromPGD):
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        draws, pgd = streams(generator, x), self.pgd
+        draws, pgd = streams(generator, len(x), x.device), self.pgd
         with attack_mode(model):
             with torch.no_grad():
                 reference = logits_of(model, x) if pgd.loss == "kl" else y

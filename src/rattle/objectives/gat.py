@@ -35,7 +35,7 @@ class GuidedStep:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
-        direction = streams(generator, x).normal(*x.shape[1:]).to(x.dtype)  # l_inf: its signs
+        direction = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x.dtype)  # l_inf: its signs
         start = threat.ascend(x, direction, START * epsilon).clamp(0, 1).requires_grad_()
         with attack_mode(model):
             logits = logits_of(model, start)

@@ -79,7 +79,7 @@ class BoundaryPGD:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        draws = streams(generator, x)
+        draws = streams(generator, len(x), x.device)
         radius = (self.d_max * self.memory["margin"].to(x.dtype)).clamp_min(self.start)
         x_adv, found = x.clone(), torch.zeros_like(radius)
         with attack_mode(model):

@@ -29,7 +29,7 @@ class NoisyStep:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
-        draws = streams(generator, x)
+        draws = streams(generator, len(x), x.device)
         start = threat.random_start(x, draws, self.noise * epsilon).requires_grad_()
         with attack_mode(model):
             gradient = input_gradient(ce(logits_of(model, start), y).sum(), start)

@@ -54,7 +54,7 @@ class AwayFrom(FromPGD):
         with torch.no_grad():
             taught = logits_of(self.teacher, x)
         with attack_mode(model):
-            return self.pgd.ascend(model, x, taught, streams(generator, x))
+            return self.pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
 
 
 METHOD = Method(
