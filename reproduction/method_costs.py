@@ -28,8 +28,8 @@ from rattle.paper.cost import peak_memory
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.source import environment
-from rattle.training.flops import FlopCounter
 from rattle.training.loop import update_average
+from rattle.training.metrics import FlopCounter
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state

@@ -114,7 +114,7 @@ def test_transformers_get_adamw_and_few_images_small_batches() -> None:
     recipe = choose_recipe(module, images, "trades-awp")
     assert recipe.optimizer == AdamW(lr=1e-4)
     assert choose_recipe(module, images, "trades", lr=1e-3).optimizer == AdamW(lr=1e-3)
-    with pytest.raises(RattleError, match="optimizer.lr"):
+    with pytest.raises(RattleError, match=r"optimizer\.lr"):
         choose_recipe(module, images, "trades", lr=0)
     assert (recipe.batch_size, recipe.epochs) == (32, 14)
     with pytest.raises(RattleError, match="trade-off"):

@@ -21,7 +21,7 @@ from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
-from rattle.training import flops, loop
+from rattle.training import loop, metrics
 from rattle.training.loop import fit
 from rattle.weights import SWA
 from support.training import Interrupting, Stop, check_resumes, content, eventful, tiny
@@ -101,7 +101,7 @@ def test_a_run_folder_holds_what_it_promises(whole: Run) -> None:
 def test_the_share_of_a_known_peak_is_shown_and_counting_changes_nothing(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(flops, "PEAKS", {"cpu": 1e9})
+    monkeypatch.setattr(metrics, "PEAKS", {"cpu": 1e9})
     run = fit(eventful(), tmp_path)
     assert content(run) == content(whole)
     lines = [json.loads(line) for line in run.timing.read_text().splitlines()]

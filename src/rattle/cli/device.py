@@ -30,8 +30,8 @@ from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
-from rattle.training.flops import FlopCounter, peak_flops
 from rattle.training.loop import fit
+from rattle.training.metrics import FlopCounter, peak_flops
 from rattle.training.step import StepInputs, step
 from rattle.weights import Noise
 

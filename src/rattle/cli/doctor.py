@@ -56,7 +56,7 @@ def report(chosen: str) -> None:
     """Print the checks of a device as Markdown; exits with code 1 if one fails."""
     from rattle.cli.device import findings
     from rattle.runs.distributed import choose_device
-    from rattle.training.flops import device_name
+    from rattle.training.metrics import device_name
 
     device, failed = choose_device(chosen), False
     say(f"\n| {device_name(device)} | | |\n|---|---|---|")

@@ -128,10 +128,10 @@ def harden(
     model: logits [n, C] for images in [0, 1], trained in place, or a `Network`, which names its code and weights. data,
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
-    with a trade-off 1/lambda, such as trades-2nd or trades-awp. lr: the learning rate, when None 0.01 of SGD, or 1e-4 of
-    AdamW for networks with LayerNorm. attacks, n: for measuring, and the number of test
-    images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those
-    chosen here, such as epochs=20 or seed=1.
+    with a trade-off 1/lambda, such as trades-2nd or trades-awp. lr: the learning rate, when None 0.01 of SGD, or
+    1e-4 of AdamW for networks with LayerNorm. attacks, n: measure by these, on so many of the test images. console:
+    shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those chosen here, such as
+    epochs=20 or seed=1.
     """
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     try:

@@ -30,8 +30,16 @@ from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import HANDLED, Console, Figures, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
 from rattle.training.fit_inputs import TrainingData, first_state, start_note
-from rattle.training.flops import FlopCounter, peak_flops
-from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
+from rattle.training.metrics import (
+    Diverged,
+    FlopCounter,
+    LogTarget,
+    LossMeter,
+    check_log,
+    epoch_logger,
+    peak_flops,
+    peak_memory_mb,
+)
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save

@@ -1,4 +1,4 @@
-"""The figures of an epoch: sums of the losses, peak memory, and the loggers besides metrics.jsonl."""
+"""The figures of an epoch: sums of the losses, peak memory, operations, and the loggers besides metrics.jsonl."""
 
 import importlib
 import math
@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from rattle.errors import RattleError, unknown
 from rattle.recipes.recipe import Recipe
@@ -142,3 +144,41 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+# FLOP/s of dense bf16 by the vendor's data sheet, by a part of the device's name.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts the operations of convolutions and matrix products by torch's own formulas.
+
+    torch's FlopCounterMode also keeps track of modules, which breaks on gradients by an image.
+    """
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=found)
+        return found
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """FLOP/s that the device can reach in bf16, where its data sheet is known."""
+    name = device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
