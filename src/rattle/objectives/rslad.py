@@ -12,6 +12,7 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.inputs import logits_of
 from rattle.losses import kl
 from rattle.objectives.base import InnerAttack, Method, Objective, StepContext, Teacher, Teachers, Terms
+from rattle.objectives.trades import KL_ATTACK
 from rattle.randomness import Randomness, streams
 from rattle.settings import Share
 
@@ -57,5 +58,5 @@ def away_from(
 
 METHOD = Method(
     objective=RSLAD(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
 )

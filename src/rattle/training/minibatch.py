@@ -42,6 +42,7 @@ def train_step(
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         x, y = augmented(state, images, part)
+        rows = to_device(part, device)
         given = StepInputs(
             x=x,
             y=y,
@@ -50,7 +51,15 @@ def train_step(
             noise=recipe.noise,
             objective=recipe.objective,
             awp=recipe.awp if recipe.awp and progress.epoch >= recipe.awp.warmup else None,
-            context=context_of(state, part, distributed.rank() * len(index) + number * len(parts[0])),
+            context=StepContext(
+                moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
+                draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), rows),
+                memory=Memory(state.memory, rows),
+                classes=len(state.data.classes),
+                teachers=state.teachers,
+                place=distributed.rank() * len(index) + number * len(parts[0]),
+                reduce=distributed.mean_over_ranks,
+            ),
             shared=torch.Generator().manual_seed(derive_seed(recipe.seed, WEIGHTS, progress.step)),
             noise_samples=recipe.noise_samples,
             weight=len(part) / len(index),
@@ -162,21 +171,6 @@ def taken(images: Images, rows: Tensor) -> Images:
     """The images of these rows in memory; a picture that one rank cannot decode stops all ranks."""
     with distributed.raise_on_all_ranks() if images.decoded else nullcontext():
         return images[rows]
-
-
-def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
-    """What a step on the images of an index knows besides them; place: of the first of them in the minibatch."""
-    index = to_device(index, state.device)
-    recipe, progress = state.recipe, state.progress
-    return StepContext(
-        moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
-        draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), index),
-        memory=Memory(state.memory, index),
-        classes=len(state.data.classes),
-        teachers=state.teachers,
-        place=place,
-        reduce=distributed.mean_over_ranks,
-    )
 
 
 def ramped_attack(recipe: Recipe, epoch: int) -> PGD:

@@ -242,26 +242,21 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 
     Each group has the factor on its learning rate as `lr_scale`.
     """
-    settings, groups = recipe.optimizer, parameter_groups(recipe, model)
+    settings = recipe.optimizer
+    if settings.layer_decay is not None:
+        groups = timm_groups(model, settings.layer_decay, settings.weight_decay, settings.decay_norms)
+    else:
+        matrices, vectors = [], []
+        for p in model.parameters():
+            (matrices if settings.decay_norms or p.ndim > 1 else vectors).append(p)
+        groups = [{"params": matrices, "lr_scale": 1.0}]
+        if vectors:
+            groups.append({"params": vectors, "lr_scale": 1.0, "weight_decay": 0.0})
     fused = all(p.is_floating_point() for p in model.parameters())
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(groups, **shared)
     return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **shared)
-
-
-def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """Parameters that are treated alike together; all of them in one group unless the recipe says otherwise."""
-    settings = recipe.optimizer
-    if settings.layer_decay is not None:
-        return timm_groups(model, settings.layer_decay, settings.weight_decay, settings.decay_norms)
-    matrices, vectors = [], []
-    for p in model.parameters():
-        (matrices if settings.decay_norms or p.ndim > 1 else vectors).append(p)
-    groups: list[dict[str, Any]] = [{"params": matrices, "lr_scale": 1.0}]
-    if vectors:
-        groups.append({"params": vectors, "lr_scale": 1.0, "weight_decay": 0.0})
-    return groups
 
 
 def timm_groups(model: nn.Module, layer_decay: float, weight_decay: float, decay_norms: bool) -> list[dict[str, Any]]:
