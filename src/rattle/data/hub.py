@@ -16,7 +16,8 @@ def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     if "train" not in splits:
         raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
     image, label = find_columns(name, splits["train"])
-    classes = class_names(splits["train"], label)
+    names = getattr(splits["train"].features[label], "names", None)  # of a ClassLabel; else the values themselves
+    classes = tuple(map(str, names or sorted(set(splits["train"][label]))))
 
     def part(key: str) -> Images:
         split, where = splits[key], f"hub:{name}, split {key}"
@@ -55,12 +56,6 @@ def find_columns(name: str, split: Any) -> tuple[str, str]:
     if not images or not labels:
         raise RattleError(f"hub:{name} has no image column and label column, only {kinds}")
     return images[0], labels[0]
-
-
-def class_names(train: Any, label: str) -> Names:
-    """The names of a ClassLabel; else the values themselves, sorted."""
-    names = getattr(train.features[label], "names", None)
-    return tuple(map(str, names or sorted(set(train[label]))))
 
 
 def read_labels(split: Any, label: str, classes: Names, where: str) -> torch.Tensor:
