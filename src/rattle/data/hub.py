@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, Names, train_test_split
+from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.errors import RattleError, first_line
 
 
@@ -21,10 +21,15 @@ def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
 
     def part(key: str) -> Images:
         split, where = splits[key], f"hub:{name}, split {key}"
-        y = read_labels(split, label, classes, where)
+        y = split[label]
+        if not hasattr(split.features[label], "names"):  # a ClassLabel has numbers
+            for value in y:
+                if str(value) not in classes:
+                    raise RattleError(f"{where} has the class {value!r}, which the training split has not")
+            y = [classes.index(str(value)) for value in y]
         names = [f"{where}, image {i}" for i in range(len(split))]
         x = pictures.load_all(names, lambda i: nullcontext(split[i][image]), resize)
-        return Images(torch.from_numpy(x), y)
+        return Images(torch.from_numpy(x), torch.tensor(y))
 
     for test in ("test", "validation", "valid"):
         if test in splits:
@@ -56,14 +61,3 @@ def find_columns(name: str, split: Any) -> tuple[str, str]:
     if not images or not labels:
         raise RattleError(f"hub:{name} has no image column and label column, only {kinds}")
     return images[0], labels[0]
-
-
-def read_labels(split: Any, label: str, classes: Names, where: str) -> torch.Tensor:
-    if hasattr(split.features[label], "names"):  # a ClassLabel has numbers
-        return torch.tensor(split[label])
-    labels = []
-    for value in split[label]:
-        if str(value) not in classes:
-            raise RattleError(f"{where} has the class {value!r}, which the training split has not")
-        labels.append(classes.index(str(value)))
-    return torch.tensor(labels)

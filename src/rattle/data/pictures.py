@@ -64,7 +64,7 @@ def load_all(
     for i in range(len(names)):
         with open_one(i) as picture:  # one that has the size already is only copied
             scaled = picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-            x[i] = np.atleast_3d(scaled).transpose(2, 0, 1)
+            x[i] = np.atleast_3d(np.asarray(scaled)).transpose(2, 0, 1)
     return x
 
 

@@ -39,7 +39,8 @@ def early_stopped_pgd(
             if not bool(live.any()):
                 return found
             gradient = input_gradient(pgd.sample_losses(logits, reference).sum(), point)
-            row, x, y, reference, left, draws = (value[live] for value in (row, x, y, reference, left, draws))
+            row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
+            draws = draws[live]
             x_adv = threat.ascend(point.detach()[live], gradient[live], pgd.step_size)
             if omega:
                 x_adv = x_adv + omega * draws.normal(*x.shape[1:]).to(x.dtype)

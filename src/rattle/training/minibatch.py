@@ -189,7 +189,13 @@ def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
     if recipe.precision == "tf32" and device.type != "cuda":
         raise RattleError(f"precision tf32 is for NVIDIA GPUs, this is {device.type}: use fp32")
     if recipe.precision == "bf16":
-        refuse_without_bf16(device)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # on some kinds of device torch warns, and computes in float32
+                torch.autocast(device.type, torch.bfloat16)
+        except (RuntimeError, UserWarning) as reason:  # of an older GPU, or a kind that torch has no autocast for
+            why = first_line(reason).rstrip(".")
+            raise RattleError(f"precision bf16 is not for this device ({device.type}), use fp32: {why}") from reason
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product runs
@@ -205,14 +211,3 @@ def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.set_float32_matmul_precision(before[1])
-
-
-def refuse_without_bf16(device: torch.device) -> None:
-    """Refuse a device whose autocast has no bfloat16: an older GPU, or a kind that torch has no autocast for."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # on some kinds torch warns, and computes in float32
-            torch.autocast(device.type, torch.bfloat16)
-    except (RuntimeError, UserWarning) as reason:
-        why = first_line(reason).rstrip(".")
-        raise RattleError(f"precision bf16 is not for this device ({device.type}), use fp32: {why}") from reason
