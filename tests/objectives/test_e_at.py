@@ -116,7 +116,8 @@ def test_the_radius_for_cifar10_is_the_papers() -> None:
     recipe = make_recipe("e-at")
     memory = Memory({"errors": torch.tensor([[0.0, 1.0], [1.0, 1.0]])}, torch.arange(N))  # l_1 alone has errors
     attack = recipe.objective.attack(recipe.attack, StepContext(draws=draws(N), memory=memory))
-    pgd = attack.in_l1(3 * 32 * 32)
+    assert attack.func == recipe.objective.attack_in_l1
+    pgd = recipe.objective.in_l1(recipe.attack, 3 * 32 * 32)
     assert (pgd.threat.norm, pgd.threat.epsilon, pgd.step_size) == ("l1", pytest.approx(12), pytest.approx(3))
 
 

@@ -77,4 +77,4 @@ def test_loss_gradient_and_images_are_those_of_the_twin(base: str, tau: int, cla
 def test_tau_grows_at_the_published_epochs(objective: FAT, epochs: int, rises: list[int]) -> None:
     for epoch in range(epochs):
         attack = objective.attack(PGD(), StepContext(moment=Moment(epoch=epoch, epochs=epochs)))
-        assert attack.tau == sum(epoch >= rise for rise in rises)
+        assert attack.keywords["tau"] == sum(epoch >= rise for rise in rises)

@@ -113,17 +113,13 @@ class APGD:
 
     def loss_and_grad(self, model: FlatModel, rows: TargetRows, x_adv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and loss [r] of the last of `eot` passes at x_adv, and the gradient [r, d] averaged over them."""
-        gradient = torch.zeros_like(x_adv)
-        for _ in range(self.eot - 1):
-            gradient += self.one_pass(model, rows, x_adv)[2]
-        logits, loss, last = self.one_pass(model, rows, x_adv)
-        return logits, loss, (gradient + last) / self.eot
-
-    def one_pass(self, model: FlatModel, rows: TargetRows, x_adv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        leaf = x_adv.detach().requires_grad_()
-        logits = model.logits(leaf)
-        loss = self.sample_losses(logits, rows.y, rows.target)
-        return logits.detach(), loss.detach(), input_gradient(loss.sum(), leaf)
+        logits = loss = gradient = torch.zeros_like(x_adv)
+        for _ in range(self.eot):
+            leaf = x_adv.detach().requires_grad_()
+            logits = model.logits(leaf)
+            loss = self.sample_losses(logits, rows.y, rows.target)
+            gradient = gradient + input_gradient(loss.sum(), leaf)
+        return logits.detach(), loss.detach(), gradient / self.eot
 
     def sample_losses(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """The loss of each row, [r]."""

@@ -141,9 +141,9 @@ class FAB:
     def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
         """Margin [n, 1] and its gradient [n, d] for the target, or for the class of nearest linear boundary (eq. 8)."""
         if self.targets:
-            leaf = live.x_adv.detach().requires_grad_()
-            margin = losses.cw_targeted(model.logits(leaf), live.y, live.target)
-            return margin.detach()[:, None], input_gradient(margin.sum(), leaf)
+            target = live.target[:, None]
+            margin, w, _ = next(linear_boundaries(model, live.x_adv, live.y, target, self.threat.norm))
+            return margin, w
         nearest = live.x.new_full((len(live.y), 1), torch.inf)
         margin, w = torch.zeros_like(nearest), torch.zeros_like(live.x)
         for f, gradient, away in linear_boundaries(model, live.x_adv, live.y, None, self.threat.norm):

@@ -82,7 +82,11 @@ class Square:
         """One random search: the point of highest loss of each image; of several searches the last one's."""
         channels, height, width = model.shape
         result = RunResult(rows.x)
-        start = self.stripes(model, rows.x, draws) if self.threat.norm == "linf" else self.tiles(model, rows.x, draws)
+        if self.threat.norm == "linf":  # from vertical stripes of x +- epsilon
+            stripes = self.threat.epsilon * draws.signs(channels, 1, width).to(rows.x.dtype)
+            start = model.flat((model.images(rows.x) + stripes).clamp_(0, 1))
+        else:
+            start = self.tiles(model, rows.x, draws)
         loss = losses.cw(model.logits(start), rows.y)
         live = Search(**vars(rows), draws=draws, best=start, loss=loss, places=loss, signs=loss)
         for query in range(self.queries + 1):
@@ -102,12 +106,6 @@ class Square:
             better = loss > live.loss
             live.best[better], live.loss[better] = x_new[better], loss[better]
         return result.record(live, live.best, torch.full_like(live.loss, restart))
-
-    def stripes(self, model: FlatModel, x: Tensor, draws: ImageStreams) -> Tensor:
-        """l_inf starts from vertical stripes of x +- epsilon."""
-        channels, _, width = model.shape
-        signs = draws.signs(channels, 1, width).to(x.dtype)
-        return model.flat((model.images(x) + self.threat.epsilon * signs).clamp_(0, 1))
 
     def new_square(self, model: FlatModel, live: Search, side: int, places: Tensor, signs: Tensor) -> Tensor:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2)."""

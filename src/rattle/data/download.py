@@ -41,7 +41,14 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
         return path
     with atomic_write(path) as part:
         try:
-            receive(remote, part, progress)
+            with (
+                urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer,
+                part.open("wb") as file,
+                progress(remote.file, remote.size) as advance,
+            ):
+                while chunk := answer.read(CHUNK):
+                    file.write(chunk)
+                    advance(len(chunk))
         except (http.client.HTTPException, OSError) as error:
             raise RattleError(
                 f"cannot download {remote.url} ({first_line(error)}); try again, "
@@ -52,14 +59,3 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
             wrong = f"a file whose MD5 is {found}, not {remote.md5}"
             raise RattleError(f"{remote.url} gave {wrong}; it was deleted, nothing was changed")
     return path
-
-
-def receive(remote: Remote, part: Path, progress: Progress) -> None:
-    with (
-        urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer,
-        part.open("wb") as file,
-        progress(remote.file, remote.size) as advance,
-    ):
-        while chunk := answer.read(CHUNK):
-            file.write(chunk)
-            advance(len(chunk))

@@ -28,7 +28,7 @@ def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
         y = read_labels(arrays[keys[1]], f"{path}: {keys[1]}")
         check_labels(y, len(data.classes), f"{path}: {keys[1]}")
         images = load_images(arrays, keys[0], y, path)
-    if side and images.shape[2:] != (side, side):
+    if side:
         images = scale_images(images, side)
     own, extra = list(data.train.shape[1:]), list(images.shape[1:])
     if own != extra:

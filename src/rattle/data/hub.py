@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, Names, train_test_split
+from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.errors import RattleError, first_line
 
 
@@ -16,14 +16,20 @@ def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     if "train" not in splits:
         raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
     image, label = find_columns(name, splits["train"])
-    classes = class_names(splits["train"], label)
+    names = getattr(splits["train"].features[label], "names", None)  # of a ClassLabel; else the values themselves
+    classes = tuple(map(str, names or sorted(set(splits["train"][label]))))
 
     def part(key: str) -> Images:
         split, where = splits[key], f"hub:{name}, split {key}"
-        y = read_labels(split, label, classes, where)
+        y = split[label]
+        if not hasattr(split.features[label], "names"):  # a ClassLabel has numbers
+            for value in y:
+                if str(value) not in classes:
+                    raise RattleError(f"{where} has the class {value!r}, which the training split has not")
+            y = [classes.index(str(value)) for value in y]
         names = [f"{where}, image {i}" for i in range(len(split))]
         x = pictures.load_all(names, lambda i: nullcontext(split[i][image]), resize)
-        return Images(torch.from_numpy(x), y)
+        return Images(torch.from_numpy(x), torch.tensor(y))
 
     for test in ("test", "validation", "valid"):
         if test in splits:
@@ -55,20 +61,3 @@ def find_columns(name: str, split: Any) -> tuple[str, str]:
     if not images or not labels:
         raise RattleError(f"hub:{name} has no image column and label column, only {kinds}")
     return images[0], labels[0]
-
-
-def class_names(train: Any, label: str) -> Names:
-    """The names of a ClassLabel; else the values themselves, sorted."""
-    names = getattr(train.features[label], "names", None)
-    return tuple(map(str, names or sorted(set(train[label]))))
-
-
-def read_labels(split: Any, label: str, classes: Names, where: str) -> torch.Tensor:
-    if hasattr(split.features[label], "names"):  # a ClassLabel has numbers
-        return torch.tensor(split[label])
-    labels = []
-    for value in split[label]:
-        if str(value) not in classes:
-            raise RattleError(f"{where} has the class {value!r}, which the training split has not")
-        labels.append(classes.index(str(value)))
-    return torch.tensor(labels)

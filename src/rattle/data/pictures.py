@@ -37,27 +37,19 @@ def check_mode(picture: Image, where: object) -> None:
         raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
 
 
-def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
-    """uint8 [C, H, W], scaled to resize x resize if given (bilinear, antialiased)."""
-    from PIL import Image
-
-    picture = picture.convert("L" if channels == 1 else "RGB")
-    if resize and picture.size != (resize, resize):
-        picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
-    x = np.asarray(picture)
-    return x[None] if channels == 1 else x.transpose(2, 0, 1)
-
-
 def load_all(
     names: Sequence[object], open_one: Callable[[int], AbstractContextManager[Image]], resize: int | None
 ) -> np.ndarray:
     """All pictures as uint8 [n, C, H, W], grey if none has colour; without resize they must have one size.
 
-    names: of the pictures, for error messages. open_one: opens the picture of that number.
+    names: of the pictures, for error messages. open_one: opens the picture of that number. resize: the side to scale
+    them to (bilinear, antialiased).
     """
+    from PIL import Image
+
     with open_one(0) as first:
         width, height = (resize, resize) if resize else first.size
-    channels = 1
+    mode = "L"
     for i, name in enumerate(names):
         with open_one(i) as picture:
             check_mode(picture, name)
@@ -67,11 +59,12 @@ def load_all(
                     "one size; set data.resize to scale them all"
                 )
             if picture.mode in COLOUR:
-                channels = 3
-    x = np.empty((len(names), channels, height, width), np.uint8)
+                mode = "RGB"
+    x = np.empty((len(names), len(mode), height, width), np.uint8)
     for i in range(len(names)):
-        with open_one(i) as picture:
-            x[i] = to_array(picture, channels, resize)
+        with open_one(i) as picture:  # one that has the size already is only copied
+            scaled = picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            x[i] = np.atleast_3d(np.asarray(scaled)).transpose(2, 0, 1)
     return x
 
 

@@ -9,14 +9,14 @@ from rattle.data.dataset import Dataset, Images
 
 
 def scale(data: Dataset, side: int) -> Dataset:
-    """The dataset with images side x side (bilinear, antialiased); as it is if they have that size."""
-    if tuple(data.test.shape[2:]) == (side, side):
-        return data
+    """The dataset with images side x side (bilinear, antialiased)."""
     return replace(data, train=scale_images(data.train, side), test=scale_images(data.test, side))
 
 
 def scale_images(images: Images, side: int) -> Images:
-    """Each channel by Pillow, which gives the same bytes for a picture of several channels."""
+    """Each channel by Pillow, which gives the same bytes for a picture of several channels; as is at that size."""
+    if images.shape[2:] == (side, side):
+        return images
     from PIL import Image
 
     n, channels = images.shape[:2]

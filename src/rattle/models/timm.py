@@ -37,8 +37,11 @@ def timm_builder(spec: str) -> Callable[..., nn.Module]:
                 "; without a network, give the weights as a file (--weights, --init)" if "pretrained" in used else ""
             )
             raise RattleError(f"timm does not build {spec}: {reason}{advice}") from error
-        statistics = config_statistics(model, in_chans) if settings.get("pretrained") else normalise
-        return nn.Sequential(normalisation(statistics, in_chans), model) if statistics else model
+        if settings.get("pretrained"):  # timm's config says how; averaged where these images have another depth
+            found = [tuple(model.pretrained_cfg[key]) for key in ("mean", "std")]
+            mean, std = (v if len(v) == in_chans else (sum(v) / len(v),) * in_chans for v in found)
+            normalise = mean, std
+        return nn.Sequential(normalisation(normalise, in_chans), model) if normalise else model
 
     return build
 
@@ -76,10 +79,3 @@ def opens_files(spec: str) -> bool:
         return True
     plain = all(re.fullmatch(r"[\w.,\[\] -]*", str(value)) for value in settings.values())
     return not plain or any(key.startswith(("checkpoint", "pretrained_", "cache")) for key in settings)
-
-
-def config_statistics(model: Any, channels: int) -> MeanStd:
-    """The mean and std that timm's config names for the model's images, averaged where these have another depth."""
-    found = [tuple(model.pretrained_cfg[key]) for key in ("mean", "std")]
-    mean, std = (v if len(v) == channels else (sum(v) / len(v),) * channels for v in found)
-    return mean, std

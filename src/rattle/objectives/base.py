@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
-from rattle.threat import Norm, Threat
+from rattle.threat import Norm
 from rattle.weights import AWP, EMA, SWA, Tensors
 
 Terms = dict[str, Tensor]  # by name, each a scalar
+InnerAttack = Callable[..., Tensor]  # called as an Attack is: (model, x, y, *, generator) -> x_adv
 ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # `unused` of an attack with one step of its own
 
 
@@ -145,7 +146,7 @@ class Objective:
         """The terms outside of a run."""
         return self.terms(outputs, y, StepContext())
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
         """The inner maximisation: the recipe's attack, or one made of its threat, steps and step size."""
         return pgd
 
@@ -175,17 +176,6 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromPGD:
-    """An inner attack made of the recipe's, on the same threat."""
-
-    pgd: PGD
-
-    @property
-    def threat(self) -> Threat:
-        return self.pgd.threat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign(Objective):
     """An objective that is not registered here: a run of it opens and is evaluated, but is not trained."""
 
@@ -197,7 +187,7 @@ class Foreign(Objective):
     def title(self) -> str:  # type: ignore[override]
         return self.name
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
         raise RattleError(f"the objective {self.name} is not known here: give the file that registers it as --plugin")
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms, label_rows
 from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.objectives.trades import KL_ATTACK
 from rattle.settings import NonNegative, Positive
 from rattle.weights import AWP, Tensors
 
@@ -75,7 +75,7 @@ def pairwise(gap: Tensor, w: Tensor, context: StepContext) -> Tensor:
 
 METHOD = Method(
     objective=DKL(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
     awp=AWP(),
     ramp=1.0,
 )

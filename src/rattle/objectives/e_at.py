@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.objectives.at import AT
-from rattle.objectives.base import FromPGD, Method, StepContext
+from rattle.objectives.base import InnerAttack, Method, StepContext
 from rattle.randomness import Randomness, derive_seed
 from rattle.settings import Positive
 from rattle.threat import Threat
@@ -35,8 +36,20 @@ class EAT(AT):
     def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"errors": torch.zeros(2, 2)}  # a row for each norm, l_1 last: sum over its minibatches, their number
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
-        return InL1(pgd=pgd, share=self.l1_share) if self.draws_l1(context) else pgd
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
+        return partial(self.attack_in_l1, pgd) if self.draws_l1(context) else pgd
+
+    def attack_in_l1(self, pgd: PGD, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        return self.in_l1(pgd, x[0].numel())(model, x, y, generator=generator)
+
+    def in_l1(self, pgd: PGD, d: int) -> PGD:
+        """The attack on images of d values, its radius and step in proportion to those of `pgd` in another norm.
+
+        The l_1 length of an l_inf ball's corners is d epsilon, of l_2 sqrt(d).
+        """
+        scale = self.l1_share * (d if pgd.threat.norm == "linf" else math.sqrt(d))
+        threat = Threat(norm="l1", epsilon=scale * pgd.threat.epsilon)
+        return replace(pgd, threat=threat, step_size=scale * pgd.step_size)
 
     def draws_l1(self, context: StepContext) -> bool:
         """Whether a minibatch is attacked in l_1: a function of seed, step and errors, the same on every rank."""
@@ -49,25 +62,6 @@ class EAT(AT):
     def remember(self, outputs: Outputs, y: Tensor, context: StepContext) -> None:
         error = context.mean((outputs.logits_adv.argmax(1) != y).float().mean())
         context.memory.tensors["errors"][int(self.draws_l1(context))] += torch.stack([error, torch.ones_like(error)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InL1(FromPGD):
-    """PGD in the l_1 ball, its radius and step in proportion to those of `pgd` in another norm.
-
-    The threat is the other norm's: d, on which the radius depends, is known with the images alone.
-    """
-
-    share: float  # radius over the largest l_1 length in that norm's ball
-
-    def in_l1(self, d: int) -> PGD:
-        """The attack on images of d values: the l_1 length of an l_inf ball's corners is d epsilon, of l_2 sqrt(d)."""
-        scale = self.share * (d if self.threat.norm == "linf" else math.sqrt(d))
-        threat = Threat(norm="l1", epsilon=scale * self.threat.epsilon)
-        return replace(self.pgd, threat=threat, step_size=scale * self.pgd.step_size)
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        return self.in_l1(x[0].numel())(model, x, y, generator=generator)
 
 
 METHOD = Method(

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from rattle.attacks import PGD
 from rattle.objectives.base import Method
 from rattle.objectives.fat import FAT
-from rattle.objectives.trades import Trades
+from rattle.objectives.trades import KL_ATTACK, Trades
 from rattle.settings import CountOrZero
 
 
@@ -24,5 +23,5 @@ class FATTrades(Trades):
 
 METHOD = Method(
     objective=FATTrades(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
 )

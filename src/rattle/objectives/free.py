@@ -1,14 +1,15 @@
 """Free adversarial training (Shafahi et al. 2019): the backward pass of every update also moves the perturbation."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.inputs import check_batch
 from rattle.objectives.at import AT
-from rattle.objectives.base import ONE_STEP, Method, StepContext
+from rattle.objectives.base import ONE_STEP, InnerAttack, Method, StepContext
 from rattle.randomness import Randomness
 from rattle.settings import Count, Positive
 from rattle.threat import Threat
@@ -30,26 +31,22 @@ class Free(AT):
     def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"delta": torch.zeros(batch)}
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
-        delta = context.memory.tensors["delta"][context.place :]
-        return Carried(threat=pgd.threat, step_size=self.step * pgd.threat.epsilon, delta=delta)
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
+        return partial(self.carried, pgd.threat, context.memory.tensors["delta"][context.place :])
 
+    def carried(
+        self, threat: Threat, rows: Tensor, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None
+    ) -> Tensor:
+        """clip(x + delta), without a pass through the model: delta moves when the training loss at x' goes backward.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """clip(x + delta), without a pass through the model: delta moves when the training loss at x' goes backward."""
-
-    threat: Threat
-    step_size: float
-    delta: Tensor  # a row for each image, changed in place
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        rows: delta of each image, changed in place.
+        """
         x, y = check_batch(x, y, soft=True)
-        rows = self.delta[: len(x)]
+        rows = rows[: len(x)]
         delta = rows.to(x.dtype, copy=True).requires_grad_()
 
         def carry(gradient: Tensor) -> None:
-            rows.copy_(self.threat.shorten(self.threat.ascend(delta.detach(), gradient, self.step_size)))
+            rows.copy_(threat.shorten(threat.ascend(delta.detach(), gradient, self.step * threat.epsilon)))
 
         delta.register_hook(carry)
         return (x + delta).clamp(0, 1)

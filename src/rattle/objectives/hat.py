@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Batch, Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
-from rattle.objectives.trades import Trades
+from rattle.objectives.trades import KL_ATTACK, Trades
 from rattle.settings import NonNegative
 
 H = 2.0  # where the helper is on the line from x through x'
@@ -51,5 +50,5 @@ class HAT(TaylorObjective):
 
 METHOD = Method(
     objective=HAT(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
 )

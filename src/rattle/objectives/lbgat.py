@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.objectives.trades import KL_ATTACK
 from rattle.settings import NonNegative
 
 
@@ -49,5 +49,5 @@ class LBGAT(TaylorObjective):
 
 METHOD = Method(
     objective=LBGAT(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
 )

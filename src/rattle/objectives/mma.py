@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.losses import ce, of_class, of_others
-from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
+from rattle.objectives.base import InnerAttack, Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat, per_image
@@ -46,7 +46,7 @@ class MMA(Objective):
     def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"margin": torch.zeros(images)}  # d over d_max
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
         epsilon = pgd.threat.epsilon
         return BoundaryPGD(
             threat=pgd.threat,

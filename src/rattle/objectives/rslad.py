@@ -1,16 +1,18 @@
 """RSLAD (Zi et al. 2021): a robust teacher's probabilities at x take the labels' place, in the inner attack too."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.attacks.base import attack_mode
 from rattle.forward import ForwardSpec, Outputs
 from rattle.inputs import logits_of
 from rattle.losses import kl
-from rattle.objectives.base import FromPGD, Method, Objective, StepContext, Teacher, Teachers, Terms
+from rattle.objectives.base import InnerAttack, Method, Objective, StepContext, Teacher, Teachers, Terms
+from rattle.objectives.trades import KL_ATTACK
 from rattle.randomness import Randomness, streams
 from rattle.settings import Share
 
@@ -35,8 +37,8 @@ class RSLAD(Objective):
     def teachers(self) -> Teachers:
         return {"robust": (self.teacher, "trades")}
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
-        return AwayFrom(teacher=context.teachers["robust"], pgd=pgd)
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
+        return partial(away_from, context.teachers["robust"], pgd)
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         taught = outputs.taught_clean["robust"]
@@ -44,20 +46,17 @@ class RSLAD(Objective):
         return {"zeroth": self.alpha * zeroth, "clean": (1 - self.alpha) * clean}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwayFrom(FromPGD):
+def away_from(
+    teacher: nn.Module, pgd: PGD, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None
+) -> Tensor:
     """The recipe's attack with a teacher's probabilities at x in place of the model's own: KL(p_T(x) || p(x'))."""
-
-    teacher: nn.Module
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        with torch.no_grad():
-            taught = logits_of(self.teacher, x)
-        with attack_mode(model):
-            return self.pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
+    with torch.no_grad():
+        taught = logits_of(teacher, x)
+    with attack_mode(model):
+        return pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
 
 
 METHOD = Method(
     objective=RSLAD(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
 )

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.s2o_at import second_order
 from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.objectives.trades import KL_ATTACK
 from rattle.settings import Between, NonNegative
 from rattle.weights import AWP
 
@@ -34,6 +34,6 @@ class S2OTrades(TaylorObjective):
 
 METHOD = Method(
     objective=S2OTrades(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
     awp=AWP(),
 )

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, Attack
+from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import ONE_STEP, Method, Objective, StepContext, Terms
+from rattle.objectives.base import ONE_STEP, InnerAttack, Method, Objective, StepContext, Terms
 from rattle.randomness import Randomness
-from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,21 +21,16 @@ class Standard(Objective):
     uses = ForwardSpec(clean=False)  # x' is x: one forward is enough
     unused = ONE_STEP
 
-    def attack(self, pgd: PGD, context: StepContext) -> Attack:
-        return NoAttack(threat=pgd.threat)
+    def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
+        return unattacked
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {"clean": ce(outputs.logits_adv, y).mean()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoAttack:
+def unattacked(model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
     """The images as they are."""
-
-    threat: Threat
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        return x
+    return x
 
 
 METHOD = Method(

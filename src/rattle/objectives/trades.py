@@ -51,8 +51,10 @@ class Released(Trades):
             raise RattleError("objective.kind Released has objective.taylor.order 2 and mode head, as the release does")
 
 
+KL_ATTACK = PGD(loss="kl", start="gaussian")  # TRADES' inner maximisation
+
 METHOD = Method(
     objective=Trades(),
-    attack=PGD(loss="kl", start="gaussian"),
+    attack=KL_ATTACK,
     awp=AWP(),
 )

@@ -8,7 +8,7 @@ from typing import Any
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.objectives import Method, Taylor, Trades
+from rattle.objectives import Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.objectives.trades import Released
@@ -140,6 +140,9 @@ def make_recipe(
     average = base.average or setting.average
     if isinstance(base.average, EMA) and setting.window != 1:
         average = replace(base.average, decay=1 - (1 - base.average.decay) / setting.window)
+    awp = next((kind for suffix, kind in SHARPNESS.items() if suffix in suffixes), None)
+    if "-awp" in suffixes and base.awp is not None:  # as published, its warm-up shortened with the dataset's runs
+        awp = replace(base.awp, warmup=setting.warmup) if base.awp.warmup else base.awp
     batch = min(base.batch_size, setting.most_batch)
     recipe = Recipe(
         name=name or f"{short(data.name)}-{norm}-{short(model)}-{method}",
@@ -149,7 +152,7 @@ def make_recipe(
         attack=attack,
         noise=noise,
         objective=objective,
-        awp=awp_of(base, setting, suffixes),
+        awp=awp,
         average=average,
         ramp=base.ramp,
         optimizer=SGD(lr=setting.lr * base.rate * (batch / base.batch_size), weight_decay=setting.weight_decay),
@@ -203,16 +206,6 @@ def short(name: str) -> str:
     """
     name = name.partition(".py:")[0] if ".py:" in name else name.rpartition(":")[2]
     return Path(name).name.removesuffix(".npz")
-
-
-def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | None:
-    """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
-    for suffix, kind in SHARPNESS.items():
-        if suffix in suffixes:
-            return kind
-    if "-awp" not in suffixes or method.awp is None:
-        return None
-    return replace(method.awp, warmup=setting.warmup) if method.awp.warmup else method.awp
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +45,22 @@ def parse_yaml(text: str) -> Any:
     try:
         if len(text) > LARGEST_TEXT:
             raise RattleError(f"it is too long: more than {LARGEST_TEXT:,} characters")
-        check_events(yaml.parse(text, LOADER))
+        depth = 0
+        for event in yaml.parse(text, LOADER):  # what would take much memory or time, before any of it is constructed
+            if isinstance(event, yaml.AliasEvent):
+                raise RattleError(f"it has the alias *{event.anchor}: write the values out")
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth >= DEEPEST:
+                raise RattleError(f"it is nested more than {DEEPEST} levels deep")
         return yaml.load(text, Loader)
     except RattleError as reason:
         raise RattleError(f"the recipe is refused: {reason}") from None
     except Exception as reason:  # its constructors raise every kind, for `!!int x`, a date that is none, 5,000 digits
         words = " ".join(str(reason).split()) if isinstance(reason, yaml.YAMLError) else first_line(reason)
         raise RattleError(f"the recipe is not valid YAML: {words}") from reason
-
-
-def check_events(events: Iterator[Any]) -> None:
-    """Refuse what would take much memory or time to construct, before any of it is constructed."""
-    depth = 0
-    for event in events:
-        if isinstance(event, yaml.AliasEvent):
-            raise RattleError(f"it has the alias *{event.anchor}: write the values out")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth >= DEEPEST:
-            raise RattleError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -18,16 +18,14 @@ from rattle import __version__
 from rattle.data.dataset import Names
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.saved import upgraded
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.runs.checkpoint import Checkpoint, check_images
-from rattle.runs.io import Plain
+from rattle.runs.io import Plain, read_json
 from rattle.runs.paths import CONFIG, is_published
 
 CONFIG_FORMAT = 1  # of config.json
-LARGEST_CONFIG = 2**20  # bytes; a config of 1,000 classes has 20,000
 
 
 def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
@@ -66,12 +64,8 @@ def without_paths(recipe: Recipe) -> Recipe:
 
 def read_config(path: Path, where: str) -> Plain:
     """The object in a config.json; raises RattleError if `rattle push` did not write it. `where` is named in errors."""
-    try:
-        text = path.read_bytes() if path.stat().st_size <= LARGEST_CONFIG else b""
-        config = parse_json(text)
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict) or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
+    config = read_json(path, [])
+    if config is None or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
         advice = "weights of other code are opened by `--model NAME --weights FILE`"
         raise RattleError(f"{where}: its {CONFIG} was not written by `rattle push`; {advice}")
     if config["format"] > CONFIG_FORMAT:

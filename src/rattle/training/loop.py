@@ -110,7 +110,11 @@ def fit(
         try:
             train(state, run, log, console)
         except Diverged as diverged:
-            raise give_up(run, diverged) from diverged
+            sentence = str(diverged)
+            distributed.on_main(lambda: write_atomically(run.diverged, sentence.encode()))
+            last = run.checkpoint("last")
+            saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+            raise distributed.told(RattleError(f"{sentence}; {saved}; try a smaller optimizer.lr")) from diverged
     return run
 
 
@@ -168,7 +172,10 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                 reason = distributed.any_rank(request.number or int(due))
                 if reason:
                     progress.sums = meter.read()
-                    save_midway(state, run, reason)
+                    refuse_non_finite(state)
+                    save(state, run, "last")
+                    if reason in HANDLED:
+                        raise StoppedBySignal(reason, str(run.folder), trust=bool(code_of(recipe)))
                     saved = time.monotonic()
             progress.sums = meter.read()
             steps_per_second = len(order) / (time.monotonic() - begun)
@@ -223,14 +230,6 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
     """The learning rate at a step of the run; `steps` is the number in an epoch."""
     recipe = state.recipe
     return recipe.optimizer.lr * recipe.schedule(step / (recipe.epochs * steps))
-
-
-def save_midway(state: TrainState, run: Run, reason: int) -> None:
-    """Save inside an epoch; then stop, if the reason is a signal."""
-    refuse_non_finite(state)
-    save(state, run, "last")
-    if reason in HANDLED:
-        raise StoppedBySignal(reason, str(run.folder), trust=bool(code_of(state.recipe)))
 
 
 def close_epoch(state: TrainState) -> None:
@@ -289,14 +288,6 @@ def record(state: TrainState, run: Run, metrics: Plain) -> None:
     if progress.epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
         save(state, run, epoch_name(progress.epoch))
     save(state, run, "last")
-
-
-def give_up(run: Run, diverged: Diverged) -> Exception:
-    """The error that ends a run whose loss diverged; the run folder records it."""
-    distributed.on_main(lambda: write_atomically(run.diverged, str(diverged).encode()))
-    last = run.checkpoint("last")
-    saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-    return distributed.told(RattleError(f"{diverged}; {saved}; try a smaller optimizer.lr"))
 
 
 def figures(state: TrainState) -> Figures:

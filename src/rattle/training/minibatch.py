@@ -42,6 +42,7 @@ def train_step(
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         x, y = augmented(state, images, part)
+        rows = to_device(part, device)
         given = StepInputs(
             x=x,
             y=y,
@@ -50,7 +51,15 @@ def train_step(
             noise=recipe.noise,
             objective=recipe.objective,
             awp=recipe.awp if recipe.awp and progress.epoch >= recipe.awp.warmup else None,
-            context=context_of(state, part, distributed.rank() * len(index) + number * len(parts[0])),
+            context=StepContext(
+                moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
+                draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), rows),
+                memory=Memory(state.memory, rows),
+                classes=len(state.data.classes),
+                teachers=state.teachers,
+                place=distributed.rank() * len(index) + number * len(parts[0]),
+                reduce=distributed.mean_over_ranks,
+            ),
             shared=torch.Generator().manual_seed(derive_seed(recipe.seed, WEIGHTS, progress.step)),
             noise_samples=recipe.noise_samples,
             weight=len(part) / len(index),
@@ -164,21 +173,6 @@ def taken(images: Images, rows: Tensor) -> Images:
         return images[rows]
 
 
-def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
-    """What a step on the images of an index knows besides them; place: of the first of them in the minibatch."""
-    index = to_device(index, state.device)
-    recipe, progress = state.recipe, state.progress
-    return StepContext(
-        moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
-        draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), index),
-        memory=Memory(state.memory, index),
-        classes=len(state.data.classes),
-        teachers=state.teachers,
-        place=place,
-        reduce=distributed.mean_over_ranks,
-    )
-
-
 def ramped_attack(recipe: Recipe, epoch: int) -> PGD:
     """The inner attack in an epoch, counted from 0: the recipe's, or a smaller one on the ramp."""
     share = (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
@@ -195,7 +189,13 @@ def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
     if recipe.precision == "tf32" and device.type != "cuda":
         raise RattleError(f"precision tf32 is for NVIDIA GPUs, this is {device.type}: use fp32")
     if recipe.precision == "bf16":
-        refuse_without_bf16(device)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # on some kinds of device torch warns, and computes in float32
+                torch.autocast(device.type, torch.bfloat16)
+        except (RuntimeError, UserWarning) as reason:  # of an older GPU, or a kind that torch has no autocast for
+            why = first_line(reason).rstrip(".")
+            raise RattleError(f"precision bf16 is not for this device ({device.type}), use fp32: {why}") from reason
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product runs
@@ -211,14 +211,3 @@ def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.set_float32_matmul_precision(before[1])
-
-
-def refuse_without_bf16(device: torch.device) -> None:
-    """Refuse a device whose autocast has no bfloat16: an older GPU, or a kind that torch has no autocast for."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # on some kinds torch warns, and computes in float32
-            torch.autocast(device.type, torch.bfloat16)
-    except (RuntimeError, UserWarning) as reason:
-        why = first_line(reason).rstrip(".")
-        raise RattleError(f"precision bf16 is not for this device ({device.type}), use fp32: {why}") from reason

@@ -144,14 +144,21 @@ def init_state(
     example = to_float(two_images(data).to(device), torch.contiguous_format)
     check_width(model, example, len(data.classes))
     head = find_head(model, recipe.head, example=example) if recipe.objective.needs.features else None
-    layout = choose_layout(model, recipe.model)
+    # Channels last is faster; networks that are neither ours nor timm's may flatten by `.view`, which refuses it.
+    ours = type(model).__module__.startswith("rattle.models.") or recipe.model.startswith("timm:")
+    layout = torch.channels_last if ours and trains_channels_last(model) else torch.contiguous_format
     if recipe.batch_norm == "sync":
         if device.type != "cuda":
             raise RattleError(f"batch-norm sync needs GPUs, this is {device.type}: use --batch-norm held or local")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model.to(memory_format=layout)  # type: ignore[call-overload]
     if recipe.batch_norm_momentum is not None:
-        set_momentum(model, recipe.batch_norm_momentum)
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        if not norms:
+            raise RattleError("batch-norm-momentum does nothing: the network has no BatchNorm layer")
+        for module in norms:
+            module.momentum = recipe.batch_norm_momentum
+    recipe.data.extra_count(min(recipe.batch_size, len(data.train)))  # refuses a share that is none of them, or all
     state = TrainState(
         recipe=recipe,
         data=data,
@@ -161,7 +168,7 @@ def init_state(
         progress=Progress(),
         layout=layout,
         head=head,
-        extra=load_extra(recipe, data),
+        extra=recipe.data.load_extra(data),
         trust_code=trust_code,
     )
     add_teachers(state, {})
@@ -179,23 +186,6 @@ def two_images(data: Dataset) -> Tensor:
     return data.train[torch.arange(2) % len(data.train)].x
 
 
-def set_momentum(model: nn.Module, momentum: float) -> None:
-    """Set the momentum of every BatchNorm layer."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    if not norms:
-        raise RattleError("batch-norm-momentum does nothing: the network has no BatchNorm layer")
-    for module in norms:
-        module.momentum = momentum
-
-
-def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The extra images that the recipe names, if any."""
-    recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
-    if distributed.active():  # one rank unpacks the file while the others wait to map it
-        distributed.on_main(lambda: recipe.data.load_extra(data))
-    return recipe.data.load_extra(data)
-
-
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
     """The recipe's network, with weights drawn by its seed; of the same network, each number has others."""
     purpose = (INIT, number) if number else (INIT,)
@@ -208,7 +198,8 @@ def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
 def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
     """Build the teachers that the state does not have yet, and those in `sources` with the weights found there.
 
-    A teacher that has weights or gets them later is frozen; the others are trained together with the model.
+    A teacher that has weights or gets them later is frozen; the others are trained together with the model. Code that
+    a teacher's checkpoint names runs by the user's word, or if the recipe names it too.
     """
     recipe, data = state.recipe, state.data
     example = state.floats(two_images(data).to(state.device))
@@ -218,7 +209,9 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
         weights, trained = teacher.weights or sources.get(name), name in cotrained(recipe.objective)
         try:
             if weights:
-                network = load_teacher(weights, teacher.model or recipe.model, state.trust_code)
+                saved = open_checkpoint(weights)
+                named = saved.recipe.model == (teacher.model or recipe.model)  # by the recipe that is trained
+                network = load_model(replace(saved, trust_code=state.trust_code or named))
             else:
                 network = new_model(network_recipe(recipe, teacher), data, number)
             check_width(network.to(state.device), example, len(data.classes))
@@ -229,19 +222,6 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         network.requires_grad_(trained).train(trained)
         state.teachers[name] = network.to(memory_format=state.layout)  # type: ignore[call-overload]
-
-
-def load_teacher(path: Path | str, own: str, trust_code: bool) -> nn.Module:
-    """A trained teacher; code that its checkpoint names runs by the user's word, or if it is `own`, the recipe's."""
-    saved = open_checkpoint(path)
-    return load_model(replace(saved, trust_code=trust_code or saved.recipe.model == own))
-
-
-def choose_layout(model: nn.Module, name: str) -> torch.memory_format:
-    """Channels last, which is faster, for networks of the library and of timm; others may flatten by `.view`, which
-    such images refuse."""
-    takes = type(model).__module__.startswith("rattle.models.") or name.startswith("timm:")
-    return torch.channels_last if takes and trains_channels_last(model) else torch.contiguous_format
 
 
 def statistics(recipe: Recipe, data: Dataset) -> MeanStd:
@@ -262,26 +242,21 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 
     Each group has the factor on its learning rate as `lr_scale`.
     """
-    settings, groups = recipe.optimizer, parameter_groups(recipe, model)
+    settings = recipe.optimizer
+    if settings.layer_decay is not None:
+        groups = timm_groups(model, settings.layer_decay, settings.weight_decay, settings.decay_norms)
+    else:
+        matrices, vectors = [], []
+        for p in model.parameters():
+            (matrices if settings.decay_norms or p.ndim > 1 else vectors).append(p)
+        groups = [{"params": matrices, "lr_scale": 1.0}]
+        if vectors:
+            groups.append({"params": vectors, "lr_scale": 1.0, "weight_decay": 0.0})
     fused = all(p.is_floating_point() for p in model.parameters())
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(groups, **shared)
     return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **shared)
-
-
-def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """Parameters that are treated alike together; all of them in one group unless the recipe says otherwise."""
-    settings = recipe.optimizer
-    if settings.layer_decay is not None:
-        return timm_groups(model, settings.layer_decay, settings.weight_decay, settings.decay_norms)
-    matrices, vectors = [], []
-    for p in model.parameters():
-        (matrices if settings.decay_norms or p.ndim > 1 else vectors).append(p)
-    groups: list[dict[str, Any]] = [{"params": matrices, "lr_scale": 1.0}]
-    if vectors:
-        groups.append({"params": vectors, "lr_scale": 1.0, "weight_decay": 0.0})
-    return groups
 
 
 def timm_groups(model: nn.Module, layer_decay: float, weight_decay: float, decay_norms: bool) -> list[dict[str, Any]]:

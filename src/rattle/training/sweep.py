@@ -118,7 +118,8 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                         continue
                     del running[slot]
                     if code and not request.number:
-                        failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
+                        log = job.run.log.read_text(encoding="utf-8", errors="replace").strip()
+                        failed[job.folder.name] = log.rpartition("\n")[2].strip() or f"exit code {code}"
                     console.log(f"{job.folder.name}: {'finished' if code == 0 else f'ended with exit code {code}'}")
                     advance(1, failed=len(failed))
                 if request.number:
@@ -160,9 +161,3 @@ def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
             )
         except OSError as reason:
             raise RattleError(f"cannot start another process ({reason.strerror}): take fewer --jobs") from reason
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log that is not empty."""
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""

@@ -80,28 +80,22 @@ def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
     found = {}
     for name, (teacher, method) in teachers_of(recipe.objective).items():
         if teacher.weights is None and method != COTRAINED:
-            own = Run(Path(f"{run.folder}-teacher-{name}"))
-            found[name] = own, teacher_recipe(recipe, name, teacher, method)
+            base, attack = get_method(method), recipe.attack
+            wanted = replace(  # the same data and schedule, no extras
+                network_recipe(recipe, teacher),
+                name=f"{recipe.name}-teacher-{name}",
+                objective=base.objective,
+                attack=replace(base.attack, threat=attack.threat, steps=attack.steps, step_size=attack.step_size),
+                noise=Noise(sigma=0),
+                noise_samples=1,
+                awp=None,
+                average=None,
+                init=None,
+                head=None,
+                keep_checkpoints="none",
+            )
+            found[name] = Run(Path(f"{run.folder}-teacher-{name}")), wanted
     return found
-
-
-def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> Recipe:
-    """The recipe that trains a teacher: the same data and schedule, another method, no extras."""
-    base = get_method(method)
-    own = recipe.attack
-    return replace(
-        network_recipe(recipe, teacher),
-        name=f"{recipe.name}-teacher-{name}",
-        objective=base.objective,
-        attack=replace(base.attack, threat=own.threat, steps=own.steps, step_size=own.step_size),
-        noise=Noise(sigma=0),
-        noise_samples=1,
-        awp=None,
-        average=None,
-        init=None,
-        head=None,
-        keep_checkpoints="none",
-    )
 
 
 def network_recipe(recipe: Recipe, teacher: Teacher) -> Recipe:
