@@ -130,12 +130,9 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
 def weight_surfaces(surfaces: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss over two filter-normalised directions: a row for each model, a column for each kind of loss."""
     check_comparable(surfaces)
-    losses = {label: [surface.clean] for label, surface in surfaces.items()}
-    titles = ["clean"]
-    if all(surface.attacked for surface in surfaces.values()):
-        losses = {label: [surface.clean, surface.adversarial] for label, surface in surfaces.items()}
-        titles = ["clean", "adversarial"]
-    return surface_grid(surfaces, losses, titles, ("first direction", "second direction"))
+    kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
+    losses = {label: [getattr(surface, kind) for kind in kinds] for label, surface in surfaces.items()}
+    return surface_grid(surfaces, losses, kinds, ("first direction", "second direction"))
 
 
 def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
