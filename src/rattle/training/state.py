@@ -191,7 +191,7 @@ def set_momentum(model: nn.Module, momentum: float) -> None:
 def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
     """The extra images that the recipe names, if any."""
     recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
-    if distributed.active():  # one rank unpacks the file while the others wait to map it
+    if recipe.data.extra and distributed.active():  # one rank unpacks the file while the others wait to map it
         distributed.on_main(lambda: recipe.data.load_extra(data))
     return recipe.data.load_extra(data)
 
