@@ -264,7 +264,7 @@ def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(tmp_path
     verify = ["evaluate", str(folder), "--verify"]
     assert f"{n} of {n} saved images" in command(*verify, str(path))
     assert json.loads(command(*verify, str(path), "--json"))["held"] == n
-    command.refused(*verify, str(path), "--threat.epsilon", "0.05")  # not in that ball
+    assert main([*verify, str(path), "--threat.epsilon", "0.05"]) == 2  # not in that ball
     command.refused(*verify, str(tmp_path / "nowhere.npz"))
     with np.load(path) as file:
         arrays = dict(file)
@@ -279,7 +279,9 @@ def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(tmp_path
         {"x_adv": arrays["x_adv"].astype(object)},
     ):
         np.savez(tampered, **(arrays | changed), allow_pickle=True)
-        command.refused(*verify, str(tampered))
+        command.capsys.readouterr()
+        assert main([*verify, str(tampered)]) == 2
+        assert command.capsys.readouterr().err.count("\n") == 1
     tampered.write_bytes(path.read_bytes()[:-200])
     assert "damaged" in command.refused(*verify, str(tampered))
 

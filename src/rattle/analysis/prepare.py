@@ -127,16 +127,15 @@ def weight_landscapes(
 ) -> Stored:
     """Mean loss along one filter-normalised direction and over the plane of two; the same draws for every run."""
     generator = torch.Generator().manual_seed(config.seed)
-    first = landscape.filter_normalised(model, generator=generator)
-    second = landscape.filter_normalised(model, generator=generator)
+    directions = [landscape.filter_normalised(model, generator=generator) for _ in range(2)]
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
     surface = partial(
         landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed, advance=advance
     )
     attack_2d = attack if config.surface_attacked else None
     return {
-        "weight-1d": surface(directions=[first], points=config.line_points, attack=attack),
-        "weight-2d": surface(directions=[first, second], points=config.surface_points, attack=attack_2d),
+        "weight-1d": surface(directions=directions[:1], points=config.line_points, attack=attack),
+        "weight-2d": surface(directions=directions, points=config.surface_points, attack=attack_2d),
     }
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
+from rattle.analysis.config import SIGMAS
 from rattle.analysis.term_gradients import measure_terms
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
@@ -28,9 +29,6 @@ from rattle.runs.paths import printable
 from rattle.runs.progress import SILENT, Console
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
-
-SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-
 
 # sigma, and means over the draws of u: change, ||g(w+u) - g(w)|| / ||g(w)||; first and second, the remainders after
 # these orders, relative to the change

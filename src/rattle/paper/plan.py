@@ -120,8 +120,8 @@ def key_of(scale: Scale, name: str | None, overrides: Overrides = ()) -> str:
     if name is None:
         return ""
     plain = scale.recipe(name)
-    changes = {change[0]: change[1] for change in overrides if scale.recipe(name, (change,)) != plain}
-    return sweep.folder_name({"recipe": plain.name, **changes})
+    changes = [change for change in overrides if scale.recipe(name, (change,)) != plain]
+    return sweep.folder_name({"recipe": plain.name, **dict(changes)})
 
 
 def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:

@@ -40,12 +40,12 @@ def printed_table(plan: Plan, title: str, results: Results) -> PrintedTable:
     rows = [entry.row for entry in plan.entries]
     notes = [f"{row.method}: {row.note}." for row in rows if row.note]
     columns = {cell.column: {"published": heading(cell), "ours": heading(cell, plan.scale)} for cell in rows[0].cells}
-    numbers = {"table": plan.number, "scale": plan.scale.name, "columns": columns}
+    plain_rows = [plain_row(plan, entry, results) for entry in plan.entries]
     return PrintedTable(
         title=title,
         blocks=(*own_blocks(plan, results), published_block(plan)),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain=numbers | {"rows": [plain_row(plan, entry, results) for entry in plan.entries]},
+        plain={"table": plan.number, "scale": plan.scale.name, "columns": columns, "rows": plain_rows},
     )
 
 
@@ -68,10 +68,13 @@ def plain_row(plan: Plan, entry: Entry, results: Results) -> Plain:
     published = {"method": row.method, "data": row.dataset, "network": row.architecture, "recipe": row.recipe}
     ours = None
     if recipe := entry.recipe:
-        ours = {"method": method_text(recipe, row), "data": data_of(recipe), "network": network_of(recipe)}
-        ours |= {"recipe": recipe.name}
-    labels = {"norm": row.norm, "published": published, "ours": ours}
-    return labels | {"run": entry.key or None, "cells": cells}
+        ours = {
+            "method": method_text(recipe, row),
+            "data": data_of(recipe),
+            "network": network_of(recipe),
+            "recipe": recipe.name,
+        }
+    return {"norm": row.norm, "published": published, "ours": ours, "run": entry.key or None, "cells": cells}
 
 
 def plain_result(ours: Ours, unit: int) -> Plain:
