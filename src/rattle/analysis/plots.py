@@ -111,8 +111,16 @@ def surface_grid(
                 axes: Any = figure.add_subplot(grid[row, column], projection="3d")
                 draw_surface(axes, first.a, first.b, each[column], scale, names)
                 if column == 0:
-                    style: Any = {"rotation": 90, "va": "center", "size": 12, "parse_math": False}
-                    axes.text2D(-0.1, 0.5, printable(label), transform=axes.transAxes, **style)
+                    axes.text2D(
+                        -0.1,
+                        0.5,
+                        printable(label),
+                        transform=axes.transAxes,
+                        rotation=90,
+                        va="center",
+                        size=12,
+                        parse_math=False,
+                    )
                 panels.append(axes)
         figure.colorbar(ScalarMappable(scale, COLOURS), ax=panels, label="loss", shrink=0.6, ticks=MaxNLocator(5))
     return figure

@@ -112,8 +112,15 @@ def store_landscapes(
         with console.progress(f"landscapes and flatness of {label}", steps) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane)
             weights = weight_landscapes(model, many_x, many.y, threat, config, advance)
-            how = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
-            flat = flatness(model, many_x, many.y, threat=threat, **how)
+            flat = flatness(
+                model,
+                many_x,
+                many.y,
+                threat=threat,
+                iterations=config.iterations,
+                draws=config.draws,
+                seed=config.seed,
+            )
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))

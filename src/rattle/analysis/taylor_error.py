@@ -101,9 +101,16 @@ def measure_checkpoint(
     images = target.images(choose_images(target.test.y, n))
     x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
-    settings = {"sigmas": sigmas, "draws": draws, "batch_statistics": batch_statistics}
     with console.progress("fidelity", 2 * draws * len(sigmas)) as advance:
-        of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
+        of = partial(
+            remainders,
+            target.model,
+            sigmas=sigmas,
+            draws=draws,
+            batch_statistics=batch_statistics,
+            seed=seed,
+            progress=advance,
+        )
         found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}

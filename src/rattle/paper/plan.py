@@ -75,8 +75,14 @@ def rows_of(number: int) -> list[Row]:
 def on_trades(like: Row) -> Row:
     """SWA alone, on TRADES: beside it the Taylor terms are compared with an average and nothing else."""
     cells = tuple(replace(cell, printed="-") for cell in like.cells)
-    swa = {"recipe": tables.PREACT, "overrides": (("average", "SWA"),), "note": "not in the paper"}
-    return replace(like, method="TRADES with SWA", cells=cells, **swa)
+    return replace(
+        like,
+        method="TRADES with SWA",
+        recipe=tables.PREACT,
+        cells=cells,
+        overrides=(("average", "SWA"),),
+        note="not in the paper",
+    )
 
 
 def unprinted(recipe: str, like: Row) -> Row:

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rattle.paper.blocks import (
     UNITS,
@@ -19,7 +18,7 @@ from rattle.paper.blocks import (
 from rattle.paper.cells import Results
 from rattle.paper.plan import Entry, Plan
 from rattle.paper.protocols import Ours
-from rattle.report.page import render
+from rattle.report.page import for_json, render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.source import environment
@@ -93,14 +92,7 @@ def plain_result(ours: Ours, unit: int) -> Plain:
         "difference": ours.difference and asdict(ours.difference),
         "p_adjusted": ours.p_adjusted,
     }
-    return null_for_nan(plain)
-
-
-def null_for_nan(value: Any) -> Any:
-    """The same with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: null_for_nan(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return for_json(plain)
 
 
 def markdown(table: PrintedTable) -> str:
