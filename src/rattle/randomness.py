@@ -7,6 +7,7 @@ sharded, resumed or packed must not, hence a counter-based generator: draw c of 
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -56,8 +57,8 @@ class ImageStreams:
 
     def __getitem__(self, keep: Tensor) -> ImageStreams:
         """The streams of the images that stay, at the same place in their sequence."""
-        some = object.__new__(ImageStreams)
-        some.seed, some.key, some.calls = self.seed, self.key[keep], self.calls
+        some = copy.copy(self)
+        some.key = self.key[keep]
         return some
 
     def bits(self, *shape: int) -> Tensor:

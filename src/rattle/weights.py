@@ -21,6 +21,7 @@ from rattle.settings import BelowOne, CountOrZero, NonNegative, Positive, check_
 
 Delta = Mapping[str, Tensor]  # of weights, by the name of the parameter
 Tensors = dict[str, Tensor]  # by name
+STATISTICS = ("track_running_stats", "running_mean", "running_var", "num_batches_tracked")  # of BatchNorm
 
 
 @contextmanager
@@ -81,18 +82,18 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
     """In the body, train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
-    norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
-    buffers = [(m, m.running_mean, m.running_var, m.num_batches_tracked) for m, _ in norms]
-    for module, _ in norms:
-        module.running_mean = module.running_var = module.num_batches_tracked = None
-        module.track_running_stats = False
+    saved = []
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            saved.append((module, {name: getattr(module, name) for name in STATISTICS}))
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            module.track_running_stats = False
     try:
         yield
     finally:
-        for module, tracked in norms:
-            module.track_running_stats = tracked
-        for module, mean, var, count in buffers:
-            module.running_mean, module.running_var, module.num_batches_tracked = mean, var, count
+        for module, statistics in saved:
+            for name, value in statistics.items():
+                setattr(module, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

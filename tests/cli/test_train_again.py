@@ -14,6 +14,7 @@ import rattle
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.runs.paths import Run
+from support.command import Command
 
 DIGITS = "digits-linf-cnn-trades-2nd"
 QUICK = ["--data.train-size", "64", "--data.val-size", "20", "--batch-size", "32", "--attack.steps", "1"]
@@ -65,12 +66,6 @@ def epochs_of(run: Run) -> list[int]:
     return [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    capsys.readouterr()
-    assert main(list(args)) == 2
-    return capsys.readouterr().err
-
-
 def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     before = run.metrics.read_text()
     assert main(["train", "runs/a", "--resume", "--trust-code", "--log", "none"]) == 0
@@ -85,15 +80,14 @@ def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.Ca
     assert [path.name for path in Path("runs").iterdir()] == ["a"]
 
 
-def test_other_settings_are_refused_with_both_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_are_refused_with_both_values(run: Run, command: Command) -> None:
     before = run.recipe.read_text()
-    said = mistake(capsys, "train", "runs/a", "--resume", "--trust-code", "--epochs", "3", "--optimizer.lr", "0.3")
+    said = command.refused("train", "runs/a", "--resume", "--trust-code", "--epochs", "3", "--optimizer.lr", "0.3")
     assert "runs/a holds a run of another recipe (optimizer.lr 0.05 -> 0.3): `rattle train runs/a --resume`" in said
-    assert "has 2 epochs, which --resume can make more but not 1" in mistake(
-        capsys, "train", "runs/a", "--resume", "--trust-code", "--epochs", "1"
-    )
+    said = command.refused("train", "runs/a", "--resume", "--trust-code", "--epochs", "1")
+    assert "has 2 epochs, which --resume can make more but not 1" in said
     named = ["train", DIGITS, *QUICK, "--model", "net.py:build", "--out", "runs/a", "--resume"]
-    assert "--epochs 2 resumes it, --epochs 30 makes it longer" in mistake(capsys, *named)
+    assert "--epochs 2 resumes it, --epochs 30 makes it longer" in command.refused(*named)
     assert run.recipe.read_text() == before
     assert epochs_of(run) == [1, 2]
 
@@ -105,10 +99,10 @@ def test_the_network_s_file_is_kept_as_text(run: Run) -> None:
     assert about == {"file": "net.py", "sha256": sha256(kept.read_bytes()).hexdigest()}
 
 
-def test_a_file_that_is_gone_is_named_with_its_copy(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_gone_is_named_with_its_copy(run: Run, command: Command) -> None:
     Path("net.py").unlink()
-    for command in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume", "--trust-code"]):
-        said = mistake(capsys, *command)
+    for words in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume", "--trust-code"]):
+        said = command.refused(*words)
         assert said.startswith("rattle: net.py, which builds the network of runs/a, is not in ")
         assert said.endswith("read runs/a/source/net.py, then copy it back\n")
     shutil.copy("runs/a/source/net.py", "net.py")
@@ -117,9 +111,7 @@ def test_a_file_that_is_gone_is_named_with_its_copy(run: Run, capsys: pytest.Cap
     assert rattle.load(run.checkpoint("last"), trust_code=True)(torch.rand(1, 1, 8, 8)).shape == (1, 10)
 
 
-def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights_do_not_fit(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights_do_not_fit(run: Run) -> None:
     Path("net.py").write_text(NET.format(width=8) + "# a remark\n")
     with pytest.warns(UserWarning, match=r"net.py has changed since it built the network of runs/a; the run keeps"):
         rattle.load("runs/a", trust_code=True)
@@ -131,22 +123,18 @@ def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights
         rattle.load("runs/a", trust_code=True)
 
 
-def test_a_refused_training_replaces_no_run(
-    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_training_replaces_no_run(run: Run, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert "needs the wandb extra" in mistake(
-        capsys, "train", "runs/a", "--trust-code", "--out", "runs/a", "--overwrite", "--log", "wandb"
+    assert "needs the wandb extra" in command.refused(
+        "train", "runs/a", "--trust-code", "--out", "runs/a", "--overwrite", "--log", "wandb"
     )
     assert epochs_of(run) == [1, 2]
 
 
-def test_the_head_is_the_layer_that_gives_the_logits_wherever_it_is_defined(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_head_is_the_layer_that_gives_the_logits_wherever_it_is_defined(here: Path, command: Command) -> None:
     Path("two.py").write_text(TWO)
     words = ["train", DIGITS, *QUICK, "--epochs", "1", "--model"]
     assert main([*words, "two.py:Two", "--out", "a"]) == 0
-    assert "--head NAME (head= in Python): fc, aux;" in mistake(capsys, *words, "two.py:Sum", "--out", "b")
+    assert "--head NAME (head= in Python): fc, aux;" in command.refused(*words, "two.py:Sum", "--out", "b")
     assert not Path("b").exists()
     assert main([*words, "two.py:Sum", "--head", "fc", "--out", "b"]) == 0

@@ -22,6 +22,7 @@ from rattle.inputs import to_float
 from rattle.randomness import ImageStreams
 from rattle.runs.progress import Interrupted
 from rattle.threat import Threat
+from support.command import Command
 from support.processes import Child, until
 from support.tiny_runs import digits, linear, save_run, small_cnn
 
@@ -249,12 +250,10 @@ def test_a_damaged_state_of_an_ensemble_begins_its_batch_again(damage: bytes | s
     assert again.calls == list(again.components())
 
 
-def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(tmp_path: Path, command: Command) -> None:
     folder = save_run(tmp_path / "run")
     words = ["evaluate", str(folder), "--n", "30", "--batch-size", "12", "--threat.epsilon", "0.1"]
-    assert main([*words, "--attacks", "pgd5", "--save-adversarial"]) == 0
+    command(*words, "--attacks", "pgd5", "--save-adversarial")
     path = folder / "results" / "pgd5-adversarial.npz"
     assert {p.name for p in path.parent.iterdir()} == {"pgd5.json", "pgd5-adversarial.npz"}
     result, saved = json.loads((folder / "results" / "pgd5.json").read_text()), load_images(path)
@@ -262,17 +261,11 @@ def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(
     assert saved.index.tolist() == np.array(result["index"])[broken.nonzero()[0]].tolist()
     assert saved.threat == THREAT
     n = len(saved.index)
-
-    def verified(file: Path, *more: str) -> int:
-        capsys.readouterr()
-        return main(["evaluate", str(folder), "--verify", str(file), *more])
-
-    assert verified(path) == 0
-    assert f"{n} of {n} saved images" in capsys.readouterr().out
-    assert verified(path, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["held"] == n
-    assert verified(path, "--threat.epsilon", "0.05") == 2  # not in that ball
-    assert verified(tmp_path / "nowhere.npz") == 2
+    verify = ["evaluate", str(folder), "--verify"]
+    assert f"{n} of {n} saved images" in command(*verify, str(path))
+    assert json.loads(command(*verify, str(path), "--json"))["held"] == n
+    assert main([*verify, str(path), "--threat.epsilon", "0.05"]) == 2  # not in that ball
+    command.refused(*verify, str(tmp_path / "nowhere.npz"))
     with np.load(path) as file:
         arrays = dict(file)
     clean = to_float(digits()[2][saved.index]).numpy()
@@ -286,11 +279,11 @@ def test_saved_images_are_the_broken_ones_and_tampered_ones_are_refused(
         {"x_adv": arrays["x_adv"].astype(object)},
     ):
         np.savez(tampered, **(arrays | changed), allow_pickle=True)
-        assert verified(tampered) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        command.capsys.readouterr()
+        assert main([*verify, str(tampered)]) == 2
+        assert command.capsys.readouterr().err.count("\n") == 1
     tampered.write_bytes(path.read_bytes()[:-200])
-    assert verified(tampered) == 2
-    assert "damaged" in capsys.readouterr().err
+    assert "damaged" in command.refused(*verify, str(tampered))
 
 
 def test_saving_works_when_nothing_was_broken_or_nothing_was_right(tmp_path: Path) -> None:

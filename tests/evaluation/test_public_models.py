@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 import rattle
 from rattle.attacks.registry import get_attack
-from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.verify import verify
 from rattle.integrations import AutoAttack
 from rattle.models.layers import Normalise
 from rattle.threat import Threat
+from support.command import Command
 from support.tiny_runs import digits, linear, small_cnn
 
 MODELS = """
@@ -88,16 +88,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def flags(capsys: pytest.CaptureFixture[str], *words: str) -> list[int]:
-    capsys.readouterr()
-    assert main(["evaluate", *words, "--attacks", "pgd2", "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["clean_flags"]
+def flags(command: Command, *words: str) -> list[int]:
+    return json.loads(command("evaluate", *words, "--attacks", "pgd2", "--json"))["clean_flags"]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_model_that_flattens_by_view_on_images_of_an_npz(
-    channels: int, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_flattens_by_view_on_images_of_an_npz(channels: int, here: Path, command: Command) -> None:
     x, y, x_test, y_test = data(28, channels)
     torch.manual_seed(0)
     model = teach(NAMES["View"](channels), x, y)
@@ -107,7 +103,7 @@ def test_a_model_that_flattens_by_view_on_images_of_an_npz(
     expected = right(model, x_test[:80] / 255, y_test[:80])
     assert sum(expected) > 40
     words = ["--model", "models.py:View", "--weights", "view.pt", "--data", "digits28.npz"]
-    assert flags(capsys, *words) == expected
+    assert flags(command, *words) == expected
     few, labels = x_test[:8], y_test[:8]
     for given in (few, few / 255, (few / 255).to(memory_format=torch.channels_last)):
         found = rattle.evaluate(model, given, labels, ["fgsm", "pgd2", "apgd-ce"], epsilon=0.01, check_model=True)
@@ -128,9 +124,7 @@ SAVED = {  # with "net." and the wrapper's statistics, or without a trace of the
 
 @pytest.mark.parametrize("build", ["wrapped", "sequential"])
 @pytest.mark.parametrize("saved", SAVED)
-def test_a_wrapped_module_opens_however_it_was_saved(
-    build: str, saved: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrapped_module_opens_however_it_was_saved(build: str, saved: str, here: Path, command: Command) -> None:
     x, y, x_test, y_test = digits()
     torch.manual_seed(0)
     model = teach(NAMES["wrapped"](), x, y, steps=15)
@@ -139,11 +133,11 @@ def test_a_wrapped_module_opens_however_it_was_saved(
     torch.save(state, "w.pt")
     words = ["--model", f"models.py:{build}", "--weights", "w.pt", "--data", "digits"]
     words += ["--mean", "0.3", "--std", "0.4"] if bare and build == "sequential" else []
-    assert flags(capsys, *words) == right(model, x_test / 255, y_test)
+    assert flags(command, *words) == right(model, x_test / 255, y_test)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_timm_model_with_weights_from_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timm_model_with_weights_from_a_file(here: Path, command: Command) -> None:
     timm = pytest.importorskip("timm")
     spec = "vit_tiny_patch16_224,img_size=16,patch_size=8,depth=2,embed_dim=48,num_heads=3"
     settings = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -156,8 +150,8 @@ def test_a_timm_model_with_weights_from_a_file(here: Path, capsys: pytest.Captur
     expected = right(model, scaled.test.x / 255 * 2 - 1, y_test)
     assert sum(expected) > 200
     words = ["--model", f"timm:{spec}", "--weights", "vit.pt", "--data", "digits", "--mean", "0.5", "--std", "0.5"]
-    assert flags(capsys, *words, "--resize", "16") == expected
-    assert flags(capsys, *words[:1], f"timm:{spec},pretrained", *words[2:6], "--resize", "16") == expected
+    assert flags(command, *words, "--resize", "16") == expected
+    assert flags(command, *words[:1], f"timm:{spec},pretrained", *words[2:6], "--resize", "16") == expected
 
 
 class Returns(nn.Module):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from rattle.training.state import init_state
 from rattle.weights import ASAM, AWP, EMA, SAM
 from support.double_precision import check_equal, five_steps, precisely
 from support.precision import in_double
-from support.processes import Child, ranks, until
+from support.processes import ranks, together, until
 from support.training import dies_at, tiny
 
 pytestmark = pytest.mark.process
@@ -70,18 +69,6 @@ CASES = {
 }
 
 
-def together(count: int, action: Callable[[], object], folder: Path) -> list[Child]:
-    """Run on so many ranks, inside their process group; all must succeed."""
-
-    def joined() -> None:
-        with distributed.process_group():
-            action()
-
-    children = ranks(count, joined, folder)
-    assert [child.wait() for child in children] == [0] * count, "\n".join(child.words() for child in children)
-    return children
-
-
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case, trained by two processes."""
@@ -91,7 +78,7 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, recipe in CASES.items():
             precisely(recipe, folder / name)
 
-    together(2, all_cases, folder / "logs")
+    together(all_cases, folder / "logs")
     return folder
 
 
@@ -174,7 +161,7 @@ def content(run: Run) -> tuple[bytes, dict[str, list]]:
 
 
 def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    together(2, lambda: fit(local_statistics(), tmp_path / "whole"), tmp_path / "logs")
+    together(lambda: fit(local_statistics(), tmp_path / "whole"), tmp_path / "logs")
 
     def killed() -> None:
         dies_at((train, "train_step"), 8)()
@@ -183,7 +170,7 @@ def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_pat
 
     assert [child.wait() for child in ranks(2, killed, tmp_path / "logs")] == [-signal.SIGKILL] * 2
     assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 7
-    together(2, lambda: fit(local_statistics(), tmp_path / "run", resume=True), tmp_path / "logs")
+    together(lambda: fit(local_statistics(), tmp_path / "run", resume=True), tmp_path / "logs")
     assert content(Run(tmp_path / "run")) == content(Run(tmp_path / "whole"))
 
 
@@ -222,16 +209,15 @@ def test_a_mistake_on_several_ranks_is_one_sentence_of_the_first(here: Path, mis
 
 
 def test_ranks_with_different_images_are_refused(tmp_path: Path) -> None:
-    def action() -> int:
+    def action() -> None:
         x = torch.randint(256, (128, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         x[5] += int(os.environ["RANK"])
         words = "rank 1 of 2 has other images than rank 0: give every machine the same files"
-        with distributed.process_group(), pytest.raises(RattleError, match=words) as mistake:
+        with pytest.raises(RattleError, match=words) as mistake:
             fit(tiny(data=Data(name="mine", val_size=0)), tmp_path / "run", data=(x, torch.arange(128) % 10))
-        return int(mistake.value.told != (os.environ["RANK"] == "1"))
+        assert mistake.value.told == (os.environ["RANK"] == "1")
 
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait() for child in children] == [0, 0], children[0].words()
+    together(action, tmp_path / "logs")
     assert not (tmp_path / "run").exists()
 
 
@@ -253,25 +239,21 @@ class NanOnOneRank(nn.Sequential):
 def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: str) -> None:
     """After 0 steps it is met where the module is looked at first, later in validation."""
 
-    def action() -> int:
-        with distributed.process_group(), pytest.raises(RattleError, match=words):
+    def action() -> None:
+        with pytest.raises(RattleError, match=words):
             fit(five_steps(0, objective=AT()), tmp_path / "run", model=NanOnOneRank(after))
-        return 0
 
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait(60) for child in children] == [0, 0], [child.words() for child in children]
+    together(action, tmp_path / "logs")
 
 
 def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -> None:
     x, y = torch.rand(40, 1, 8, 8), torch.zeros(40, dtype=torch.long)
 
-    def action() -> int:
-        with distributed.process_group(), pytest.raises(NotFinite, match="the model returned NaN logits"):
+    def action() -> None:
+        with pytest.raises(NotFinite, match="the model returned NaN logits"):
             evaluation.evaluate(NanOnOneRank(0), x, y, "fgsm", batch_size=20)
-        return 0
 
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait(60) for child in children] == [0, 0], [child.words() for child in children]
+    together(action, tmp_path / "logs")
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ from torch import nn
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.recipes.catalog import make_recipe
-from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.weights import EMA
 from support.precision import in_double
-from support.processes import ranks
+from support.processes import together
 
 STATE = {
     "mma": "memory.margin",
@@ -31,7 +30,7 @@ def train(method: str, folder: Path) -> Run:
     data = Data(name="memory", val_size=8, augment=Augment(pad=0, flip=False))
     changes = {"average": EMA(decay=0.5, start=0.25)} if method == "rebat" else {}
     recipe = make_recipe(method, data=data, epsilon=0.05, epochs=2, batch_size=10, threads=1, **changes)
-    with in_double(), distributed.process_group():
+    with in_double():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 10))
         nn.init.normal_(model[3].weight, std=8.0)  # sure of its images, so that they have margins
@@ -43,11 +42,7 @@ def train(method: str, folder: Path) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", STATE)
 def test_two_ranks_remember_what_one_process_does(method: str, tmp_path: Path) -> None:
-    def action() -> None:
-        train(method, tmp_path / "two")
-
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
+    together(lambda: train(method, tmp_path / "two"), tmp_path / "logs")
     one = read(train(method, tmp_path / "one").checkpoint("last")).tensors
     two = read(Run(tmp_path / "two").checkpoint("last")).tensors
     assert one.keys() == two.keys()

@@ -12,6 +12,7 @@ import torch
 
 import rattle
 from rattle.cli.main import main
+from support.command import Command
 from support.hub_server import TOKEN, Hub, running
 from support.tiny_runs import save_run, small_cnn
 
@@ -46,18 +47,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     forget_package()
 
 
-def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What a command that is refused prints: one line."""
-    assert main(list(words)) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rattle: ")]
-    return line.removeprefix("rattle: ")
-
-
 def test_a_pushed_run_is_loaded_bit_for_bit_and_its_card_is_code_that_runs_and_data_that_the_hub_reads(
-    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    run: Path, hub: Hub, command: Command
 ) -> None:
-    assert main(["push", str(run), "me/digits", "--license", "mit"]) == 0
-    assert f"published as {hub.address}/me/digits/commit/" in capsys.readouterr().out
+    said = command("push", str(run), "me/digits", "--license", "mit")
+    assert f"published as {hub.address}/me/digits/commit/" in said
     files = hub.files("me/digits")
     assert {"model.safetensors", "config.json", "recipe.yaml", "report.html", "results/pgd20.json"} <= files.keys()
     loaded, ours = rattle.load("hf:me/digits").state_dict(), small_cnn().state_dict()
@@ -98,30 +92,32 @@ def test_a_second_push_removes_results_that_are_no_longer_there(run: Path, hub: 
     assert torch.equal(rattle.load("hf:me/digits").head.bias, small_cnn(1).head.bias)
 
 
-def test_private_means_private(run: Path, hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_private_means_private(run: Path, hub: Hub, command: Command, monkeypatch) -> None:
     rattle.push(run, "me/hidden", private=True, page=False)
     rattle.push(run, "me/open", page=False)
     assert [repository.private for repository in hub.repositories.values()] == [True, False]
-    assert "exists and is public" in sentence(capsys, "push", str(run), "me/open", "--private")
+    assert "exists and is public" in command.refused("push", str(run), "me/open", "--private")
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_stranger")
     with pytest.raises(rattle.RattleError, match="private"):
         rattle.load("hf:me/hidden")
 
 
-def test_what_the_hub_refuses_is_said_in_a_sentence(run: Path, hub: Hub, capsys, monkeypatch) -> None:
+def test_what_the_hub_refuses_is_said_in_a_sentence(run: Path, hub: Hub, command: Command, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "  ")
-    assert "HF_TOKEN" in sentence(capsys, "push", str(run), "me/x")
+    assert "HF_TOKEN" in command.refused("push", str(run), "me/x")
     assert not hub.requests  # named before anything is sent
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert "403" in sentence(capsys, "push", str(run), "them/x", "--no-page")
-    refused = sentence(capsys, "push", str(run), "me/x", "--no-page", "--license", "nonsense")
+    assert "403" in command.refused("push", str(run), "them/x", "--no-page")
+    refused = command.refused("push", str(run), "me/x", "--no-page", "--license", "nonsense")
     assert '"license" must be one of' in refused
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_stranger")
-    assert "401" in sentence(capsys, "push", str(run), "me/y", "--no-page")
-    assert "Repository Not Found" in sentence(capsys, "evaluate", "hf:me/nothing")
+    assert "401" in command.refused("push", str(run), "me/y", "--no-page")
+    assert "Repository Not Found" in command.refused("evaluate", "hf:me/nothing")
 
 
-def test_without_a_network_the_cache_serves_and_its_absence_is_said(run: Path, hub: Hub, capsys, monkeypatch) -> None:
+def test_without_a_network_the_cache_serves_and_its_absence_is_said(
+    run: Path, hub: Hub, command: Command, monkeypatch
+) -> None:
     rattle.push(run, "me/digits", page=False)
     rattle.load("hf:me/digits")
     forget_package()
@@ -129,7 +125,7 @@ def test_without_a_network_the_cache_serves_and_its_absence_is_said(run: Path, h
     before = len(hub.requests)
     rattle.load("hf:me/digits")
     assert len(hub.requests) == before
-    assert "hf:me/nothing: the hub refused it" in sentence(capsys, "evaluate", "hf:me/nothing")
+    assert "hf:me/nothing: the hub refused it" in command.refused("evaluate", "hf:me/nothing")
 
 
 def test_what_names_code_is_refused_before_its_weights_are_downloaded(run: Path, hub: Hub, tmp_path: Path) -> None:

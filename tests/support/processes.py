@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from rattle.runs import distributed
+
 
 class Child(ForkProcess):
     """A forked process that runs `action` and exits with the code it returns; its output goes to a file."""
@@ -71,3 +73,14 @@ def ranks(count: int, action: Callable[[], int | None], folder: Path) -> list[Ch
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     folder.mkdir(parents=True, exist_ok=True)
     return [Child(action, folder / f"rank{i}.log", RANK=str(i), LOCAL_RANK=str(i), **meeting) for i in range(count)]
+
+
+def together(action: Callable[[], object], folder: Path) -> None:
+    """Run on two ranks, inside their process group; both must succeed."""
+
+    def joined() -> None:
+        with distributed.process_group():
+            action()
+
+    children = ranks(2, joined, folder)
+    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)

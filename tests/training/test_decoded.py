@@ -16,7 +16,6 @@ from rattle.evaluation import target as targets
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training import loop
@@ -25,7 +24,7 @@ from rattle.training.loop import fit
 from rattle.training.minibatch import augmented, in_epoch
 from support.double_precision import check_equal, precisely
 from support.miniature import make
-from support.processes import ranks
+from support.processes import ranks, together
 from support.training import content, dies_at, killed
 
 SMALL = ["--data.crop", "16", "--batch-size", "8", "--epochs", "1", "--width", "2", "--attack.steps", "1"]
@@ -142,12 +141,7 @@ def exactly(pictures: Path) -> Recipe:
 
 @pytest.mark.process
 def test_two_ranks_equal_one_process(pictures: Path, tmp_path: Path) -> None:
-    def action() -> None:
-        with distributed.process_group():
-            precisely(exactly(pictures), tmp_path / "two")
-
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
+    together(lambda: precisely(exactly(pictures), tmp_path / "two"), tmp_path / "logs")
     check_equal(precisely(exactly(pictures), tmp_path / "one"), Run(tmp_path / "two"))
 
 

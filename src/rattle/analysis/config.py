@@ -6,6 +6,7 @@ from typing import Annotated
 from rattle.errors import RattleError
 from rattle.settings import Bound, Count, Positive, check_settings
 
+SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of weight noise, at which remainders are measured
 Points = Annotated[int, Bound(least=3, most=10**4)]  # of an axis, an odd number, so that 0 is one of them
 
 

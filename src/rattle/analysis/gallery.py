@@ -13,7 +13,7 @@ from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.curve import curve
-from rattle.inputs import as_float, floats_for, logits_of, takes_channels_last
+from rattle.inputs import floats_for, logits_of
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -55,14 +55,14 @@ def overrides(recipe: Recipe) -> str:
 
 def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance) -> list[Tensor]:
     """Class and confidence of each image before the attack, and after it: four tensors [n]."""
-    parts, layout = [], takes_channels_last(model, images.x)
-    for rows in torch.arange(len(images)).split(250):
-        y = images.y[rows.to(images.y.device)]
-        x = as_float(images.x[rows.to(images.x.device)], channels_last=layout).to(y.device)
-        x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
+    parts = []
+    for rows in torch.arange(len(images), device=images.y.device).split(250):
+        part = images[rows]
+        x = floats_for(model, part.x)
+        x_adv = attack(model, x, part.y, generator=ImageStreams(seed, rows))
         with torch.no_grad():
             found = [logits_of(model, each).softmax(1).max(1) for each in (x, x_adv)]
-        parts.append([part for each in found for part in (each.indices, each.values)])
+        parts.append([values for each in found for values in (each.indices, each.values)])
         advance(len(rows))
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 

@@ -80,7 +80,7 @@ def correlation(a: Any, b: Any) -> dict[str, float | None]:
 def split_of(losses: Tensor) -> dict[str, float | None]:
     """Means and correlation of the losses of training or test images, [n, 4]."""
     means = dict(zip(NAMES, losses.mean(0).tolist(), strict=True))
-    return means | correlation(losses[:, 2].numpy(), losses[:, 3].numpy())
+    return means | correlation(*losses[:, 2:].T.numpy())
 
 
 def kept_checkpoints(run: Run) -> list[Path]:

@@ -111,8 +111,16 @@ def surface_grid(
                 axes: Any = figure.add_subplot(grid[row, column], projection="3d")
                 draw_surface(axes, first.a, first.b, each[column], scale, names)
                 if column == 0:
-                    style: Any = {"rotation": 90, "va": "center", "size": 12, "parse_math": False}
-                    axes.text2D(-0.1, 0.5, printable(label), transform=axes.transAxes, **style)
+                    axes.text2D(
+                        -0.1,
+                        0.5,
+                        printable(label),
+                        transform=axes.transAxes,
+                        rotation=90,
+                        va="center",
+                        size=12,
+                        parse_math=False,
+                    )
                 panels.append(axes)
         figure.colorbar(ScalarMappable(scale, COLOURS), ax=panels, label="loss", shrink=0.6, ticks=MaxNLocator(5))
     return figure
@@ -130,12 +138,9 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
 def weight_surfaces(surfaces: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss over two filter-normalised directions: a row for each model, a column for each kind of loss."""
     check_comparable(surfaces)
-    losses = {label: [surface.clean] for label, surface in surfaces.items()}
-    titles = ["clean"]
-    if all(surface.attacked for surface in surfaces.values()):
-        losses = {label: [surface.clean, surface.adversarial] for label, surface in surfaces.items()}
-        titles = ["clean", "adversarial"]
-    return surface_grid(surfaces, losses, titles, ("first direction", "second direction"))
+    kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
+    losses = {label: [getattr(surface, kind) for kind in kinds] for label, surface in surfaces.items()}
+    return surface_grid(surfaces, losses, kinds, ("first direction", "second direction"))
 
 
 def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:

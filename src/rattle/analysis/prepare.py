@@ -112,8 +112,15 @@ def store_landscapes(
         with console.progress(f"landscapes and flatness of {label}", steps) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane)
             weights = weight_landscapes(model, many_x, many.y, threat, config, advance)
-            how = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
-            flat = flatness(model, many_x, many.y, threat=threat, **how)
+            flat = flatness(
+                model,
+                many_x,
+                many.y,
+                threat=threat,
+                iterations=config.iterations,
+                draws=config.draws,
+                seed=config.seed,
+            )
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
@@ -127,16 +134,15 @@ def weight_landscapes(
 ) -> Stored:
     """Mean loss along one filter-normalised direction and over the plane of two; the same draws for every run."""
     generator = torch.Generator().manual_seed(config.seed)
-    first = landscape.filter_normalised(model, generator=generator)
-    second = landscape.filter_normalised(model, generator=generator)
+    directions = [landscape.filter_normalised(model, generator=generator) for _ in range(2)]
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
     surface = partial(
         landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed, advance=advance
     )
     attack_2d = attack if config.surface_attacked else None
     return {
-        "weight-1d": surface(directions=[first], points=config.line_points, attack=attack),
-        "weight-2d": surface(directions=[first, second], points=config.surface_points, attack=attack_2d),
+        "weight-1d": surface(directions=directions[:1], points=config.line_points, attack=attack),
+        "weight-2d": surface(directions=directions, points=config.surface_points, attack=attack_2d),
     }
 
 

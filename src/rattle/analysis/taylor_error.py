@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
+from rattle.analysis.config import SIGMAS
 from rattle.analysis.term_gradients import measure_terms
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
@@ -28,9 +29,6 @@ from rattle.runs.paths import printable
 from rattle.runs.progress import SILENT, Console
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
-
-SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-
 
 # sigma, and means over the draws of u: change, ||g(w+u) - g(w)|| / ||g(w)||; first and second, the remainders after
 # these orders, relative to the change
@@ -103,9 +101,16 @@ def measure_checkpoint(
     images = target.images(choose_images(target.test.y, n))
     x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
-    settings = {"sigmas": sigmas, "draws": draws, "batch_statistics": batch_statistics}
     with console.progress("fidelity", 2 * draws * len(sigmas)) as advance:
-        of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
+        of = partial(
+            remainders,
+            target.model,
+            sigmas=sigmas,
+            draws=draws,
+            batch_statistics=batch_statistics,
+            seed=seed,
+            progress=advance,
+        )
         found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}

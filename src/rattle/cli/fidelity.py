@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from rattle.analysis.config import SIGMAS
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPath, check_exists, parse
 from rattle.runs.io import Plain
@@ -15,7 +16,7 @@ class Options:
     run's Taylor terms do something of their own: their gradients beside the zeroth term's and label smoothing's."""
 
     path: RunPath  # a run folder or a checkpoint file
-    sigmas: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # std of u to try
+    sigmas: tuple[float, ...] = SIGMAS  # std of u to try
     draws: int = 4  # samples of u to average over
     n: int = 100  # test images, for the remainders
     batches: int = 8  # minibatches of test images, for the gradients of the Taylor terms

@@ -31,8 +31,9 @@ def main(args: list[str]) -> None:
     check_exists(*options.runs)
     from rattle.analysis.prepare import compute_landscapes
 
-    how = {"device": options.device, "trust_code": options.trust_code}
-    pictures = compute_landscapes(options.runs, options.config, **how, console=Console())
+    pictures = compute_landscapes(
+        options.runs, options.config, device=options.device, trust_code=options.trust_code, console=Console()
+    )
     rows = []
     for run in options.runs:
         flat = read_json(Run(Path(run)).flatness, []) or {}

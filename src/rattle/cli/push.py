@@ -42,8 +42,7 @@ def main(args: list[str]) -> None:
         size = sum(file.stat().st_size for file in Path(options.to).rglob("*") if file.is_file())
         say(f'wrote {options.to} ({size / 1e6:.1f} MB); try it with: rattle.load("{options.to}")')
         return
-    settings = {"private": options.private, "revision": options.revision, "note": warn}
-    address = push(options.path, options.name, **settings, **shared)
+    address = push(options.path, options.name, private=options.private, revision=options.revision, note=warn, **shared)
     say(f'published as {address}\nload it with: rattle.load("hf:{options.name}")')
 
 

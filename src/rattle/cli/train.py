@@ -69,8 +69,16 @@ def main(args: list[str]) -> None:
                 recipe, images = custom.fit_to_images(recipe, args)
         console = Console()
         console.begin = lambda state: console.log(overview(state))
-        settings: dict[str, Any] = {"resume": options.resume, "overwrite": options.overwrite, "log": options.log}
-        run = fit(recipe, out, data=images, **settings, console=console, trust_code=options.trust_code)
+        run = fit(
+            recipe,
+            out,
+            data=images,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            log=options.log,
+            console=console,
+            trust_code=options.trust_code,
+        )
         if not distributed.is_main():
             return
     trust = " --trust-code" if is_code(recipe.model) else ""

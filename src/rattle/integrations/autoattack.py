@@ -150,8 +150,18 @@ class AutoAttack:
                 key, file = cache_key(self.model, x, y, attack, **settings), Path(place, f"{name}.json")
                 done = read_result(file, name, key)
                 if done is None:
-                    more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}, "quiet": True}
-                    done = evaluate(self.model, x, y, {name: attack}, out=place, **more, **settings).to_plain()
+                    done = evaluate(
+                        self.model,
+                        x,
+                        y,
+                        {name: attack},
+                        out=place,
+                        save_adversarial=True,
+                        check_model=False,
+                        metadata={"mark": key},
+                        quiet=True,
+                        **settings,
+                    ).to_plain()
                 robust = [bool(flag) for flag in done["attacks"][name]["flags"]]
                 broken = load_images(Path(place, f"{name}-adversarial.npz"))
                 x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)

@@ -36,7 +36,9 @@ class NFGSM(AT):
         x' stays in [0, 1] but leaves the ball, to at most (k + alpha) epsilon: it is for training, not for evaluation.
         """
         x, y = check_batch(x, y, soft=True)
-        start = threat.random_start(x, streams(generator, x), self.noise * threat.epsilon).requires_grad_()
+        start = threat.random_start(
+            x, streams(generator, len(x), x.device), self.noise * threat.epsilon
+        ).requires_grad_()
         with attack_mode(model):
             gradient = input_gradient(ce(logits_of(model, start), y).sum(), start)
         return threat.ascend(start.detach(), gradient, self.step * threat.epsilon).clamp(0, 1)

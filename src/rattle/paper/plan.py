@@ -75,8 +75,14 @@ def rows_of(number: int) -> list[Row]:
 def on_trades(like: Row) -> Row:
     """SWA alone, on TRADES: beside it the Taylor terms are compared with an average and nothing else."""
     cells = tuple(replace(cell, printed="-") for cell in like.cells)
-    swa = {"recipe": tables.PREACT, "overrides": (("average", "SWA"),), "note": "not in the paper"}
-    return replace(like, method="TRADES with SWA", cells=cells, **swa)
+    return replace(
+        like,
+        method="TRADES with SWA",
+        recipe=tables.PREACT,
+        cells=cells,
+        overrides=(("average", "SWA"),),
+        note="not in the paper",
+    )
 
 
 def unprinted(recipe: str, like: Row) -> Row:
@@ -120,8 +126,8 @@ def key_of(scale: Scale, name: str | None, overrides: Overrides = ()) -> str:
     if name is None:
         return ""
     plain = scale.recipe(name)
-    changes = {change[0]: change[1] for change in overrides if scale.recipe(name, (change,)) != plain}
-    return sweep.folder_name({"recipe": plain.name, **changes})
+    changes = [change for change in overrides if scale.recipe(name, (change,)) != plain]
+    return sweep.folder_name({"recipe": plain.name, **dict(changes)})
 
 
 def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:

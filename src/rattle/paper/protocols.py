@@ -113,8 +113,10 @@ class Evaluator:
         model, images = model.to(device), images.to(device)
         metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
         metadata |= {"seed": SETTINGS["seed"], "mark": key, "sample": {"order": "first"}}
-        where: Plain = {"out": folder, "metadata": metadata, "console": self.console}
-        return evaluate(model, images.x, images.y, {name: attack}, **SETTINGS, **where).to_plain()
+        result = evaluate(
+            model, images.x, images.y, {name: attack}, **SETTINGS, out=folder, metadata=metadata, console=self.console
+        )
+        return result.to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
         """The first n test images, all when n is None: what the authors' release attacks, where `rattle evaluate` draws

@@ -69,9 +69,9 @@ class Scale:
         dataset, norm, model, method = parts_of(name)
         replacement, width = self.models.get(model, (model, None))
         recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{replacement}-{method}")
-        recipe = replace(recipe, width=width or recipe.width, keep_checkpoints="paper")
-        images = replace(recipe.data, root=self.root, train_size=self.train_size)
-        recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
+        source = self.sources.get(recipe.data.name, recipe.data.name)
+        images = replace(recipe.data, name=source, root=self.root, train_size=self.train_size)
+        recipe = replace(recipe, data=images, width=width or recipe.width, keep_checkpoints="paper")
         if self.epochs is not None:
             if recipe.awp:
                 warmup = round(recipe.awp.warmup * self.epochs / recipe.epochs)

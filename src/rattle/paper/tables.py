@@ -77,9 +77,8 @@ TABLES = {
             *orders(f"{WRN_100}-awp", "60.38 34.09 30.78 28.6", "63.98 35.36 31.63 29.8", "64.71 35.73 31.41 30.2"),
         ),
         notes=(
-            "Both results of Gowal et al. (2020) are under PGD-40 and that of Pang et al. (2021) is under "
-            "PGD-10, though ",
-            "they stand in the PGD-20 column.",
+            "Both results of Gowal et al. (2020) are under PGD-40 and that of Pang et al. (2021) is under PGD-10, "
+            "though they stand in the PGD-20 column.",
             ONE_FOOTING,
             "PGD-20 and CW-20 use epsilon 0.031, AutoAttack 8/255: a little more than 0.031.",
             ONE_DECIMAL,

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rattle.paper.blocks import (
     UNITS,
@@ -19,7 +18,7 @@ from rattle.paper.blocks import (
 from rattle.paper.cells import Results
 from rattle.paper.plan import Entry, Plan
 from rattle.paper.protocols import Ours
-from rattle.report.page import render
+from rattle.report.page import for_json, render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.source import environment
@@ -40,12 +39,12 @@ def printed_table(plan: Plan, title: str, results: Results) -> PrintedTable:
     rows = [entry.row for entry in plan.entries]
     notes = [f"{row.method}: {row.note}." for row in rows if row.note]
     columns = {cell.column: {"published": heading(cell), "ours": heading(cell, plan.scale)} for cell in rows[0].cells}
-    numbers = {"table": plan.number, "scale": plan.scale.name, "columns": columns}
+    plain_rows = [plain_row(plan, entry, results) for entry in plan.entries]
     return PrintedTable(
         title=title,
         blocks=(*own_blocks(plan, results), published_block(plan)),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain=numbers | {"rows": [plain_row(plan, entry, results) for entry in plan.entries]},
+        plain={"table": plan.number, "scale": plan.scale.name, "columns": columns, "rows": plain_rows},
     )
 
 
@@ -68,10 +67,13 @@ def plain_row(plan: Plan, entry: Entry, results: Results) -> Plain:
     published = {"method": row.method, "data": row.dataset, "network": row.architecture, "recipe": row.recipe}
     ours = None
     if recipe := entry.recipe:
-        ours = {"method": method_text(recipe, row), "data": data_of(recipe), "network": network_of(recipe)}
-        ours |= {"recipe": recipe.name}
-    labels = {"norm": row.norm, "published": published, "ours": ours}
-    return labels | {"run": entry.key or None, "cells": cells}
+        ours = {
+            "method": method_text(recipe, row),
+            "data": data_of(recipe),
+            "network": network_of(recipe),
+            "recipe": recipe.name,
+        }
+    return {"norm": row.norm, "published": published, "ours": ours, "run": entry.key or None, "cells": cells}
 
 
 def plain_result(ours: Ours, unit: int) -> Plain:
@@ -90,14 +92,7 @@ def plain_result(ours: Ours, unit: int) -> Plain:
         "difference": ours.difference and asdict(ours.difference),
         "p_adjusted": ours.p_adjusted,
     }
-    return null_for_nan(plain)
-
-
-def null_for_nan(value: Any) -> Any:
-    """The same with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: null_for_nan(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return for_json(plain)
 
 
 def markdown(table: PrintedTable) -> str:

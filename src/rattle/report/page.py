@@ -52,18 +52,18 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 def for_script(value: Any) -> str:
     """JSON that no content can end the script element of."""
-    plain = json.dumps(shortened(value), allow_nan=False, separators=(",", ":"))
+    plain = json.dumps(for_json(value, figures=5), allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def shortened(value: Any) -> Any:
-    """The same data with numbers of five figures, more than a screen shows, and null for those that are not finite."""
+def for_json(value: Any, figures: int = 17) -> Any:
+    """The same data with null for numbers that are not finite, and so many figures of the others: 17 are all."""
     if isinstance(value, dict):
-        return {key: shortened(each) for key, each in value.items()}
+        return {key: for_json(each, figures) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shortened(each) for each in value]
+        return [for_json(each, figures) for each in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.{figures}g}") if math.isfinite(value) else None
     return value
 
 

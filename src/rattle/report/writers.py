@@ -32,9 +32,8 @@ def escape_latex(text: str) -> str:
 def escape_csv(text: str) -> str:
     """Text that a spreadsheet does not take for a formula; numbers stay."""
     text = printable(text.replace("\n", " "))
-    formula = text.lstrip()[:1] in tuple(
-        "=+-@|%\uff1d\uff0b\uff0d\uff20"
-    )  # the last four are the wide forms of the first
+    # the last four are the wide forms of the first
+    formula = text.lstrip().startswith(tuple("=+-@|%\uff1d\uff0b\uff0d\uff20"))
     return f"'{text}" if formula and not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text) else text
 
 
