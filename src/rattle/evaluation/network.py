@@ -36,6 +36,6 @@ class Network:
 
 def untrained(model: str) -> RattleError:
     return RattleError(
-        f"--model {model} has no trained weights of its own: give them with --weights FILE, or say "
-        "--random-weights if that is what you want to measure"
+        f"--model {model} has no trained weights of its own: give them with --weights FILE "
+        "(rattle evaluate measures untrained ones with --random-weights)"
     )
