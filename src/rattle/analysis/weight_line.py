@@ -122,8 +122,11 @@ def frontier_between(
                 val = line.val.to(line.target.device)
                 chosen_by = evaluate(model, val.x, val.y, validation, **how)
                 held_out = np.array([[chosen_by.clean_accuracy, chosen_by.robust_accuracy]])
-            clean = dict.fromkeys(attacks, Sample(seeds=(0,), flags=(tuple(result.clean),)))
-            robust = {name: Sample(seeds=(0,), flags=(tuple(result.attacks[name].flags),)) for name in attacks}
+            clean = dict.fromkeys(attacks, Sample(seeds=(0,), flags=(tuple(result.clean),), errors=(result.error,)))
+            robust = {}
+            for name in attacks:
+                attack = result.attacks[name]
+                robust[name] = Sample(seeds=(0,), flags=(tuple(attack.flags),), errors=(attack.error,))
             found.append(Point(value=t, clean=clean, robust=robust, held_out=held_out))
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))
