@@ -2,6 +2,7 @@
 
     python -m reproduction.size            # everything, about ten seconds
     python -m reproduction.size --static   # what needs no torch: syntax nodes, lines, folded expressions
+    python -m reproduction.size --since REV   # beside it, how much of src at a commit is left
 
 - Size is counted in syntax nodes (`ast.walk`), which folding code does not make fewer; lines are printed beside them.
 - Modules imported: those of rattle in `sys.modules` after `import rattle; rattle.fit`, in a fresh process.
@@ -57,6 +58,54 @@ def size_of(root: Path) -> Size:
             for name, kinds in FOLDED.items():
                 found.folded[name] += isinstance(node, kinds)
     return found
+
+
+def texts_at(revision: str) -> dict[str, str]:
+    """The Python files of src at a commit, by path."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+    paths = git("ls-tree", "-r", "--name-only", revision, "src").splitlines()
+    return {path: git("show", f"{revision}:{path}") for path in paths if path.endswith(".py")}
+
+
+def count_nodes(tree: ast.AST) -> int:
+    return sum(1 for _ in ast.walk(tree))
+
+
+def nodes_by_definition(texts: dict[str, str]) -> Counter[str]:
+    """Nodes of each function, method and class body by its name, in whichever file; the rest of each file by path."""
+    found: Counter[str] = Counter()
+    for path, text in texts.items():
+        tree = ast.parse(text)
+        rest = count_nodes(tree)
+        for outer in tree.body:
+            if not isinstance(outer, ast.FunctionDef | ast.ClassDef):
+                continue
+            own = count_nodes(outer)
+            rest -= own
+            for inner in outer.body if isinstance(outer, ast.ClassDef) else ():
+                if isinstance(inner, ast.FunctionDef):
+                    found[f"{outer.name}.{inner.name}"] += count_nodes(inner)
+                    own -= count_nodes(inner)
+            found[outer.name] += own
+        found[path] += rest
+    return found
+
+
+def print_survivors(revision: str) -> None:
+    """How many nodes of src at a commit are left: at most what each file had then or has now, whichever is less.
+
+    The same by definition is too few, since code under a new name does not count.
+    """
+    before = texts_at(revision)
+    after = {f"src/rattle/{path.relative_to(SOURCE).as_posix()}": path.read_text() for path in SOURCE.rglob("*.py")}
+    by_file = [{path: count_nodes(ast.parse(text)) for path, text in texts.items()} for texts in (before, after)]
+    by_definition = nodes_by_definition(before), nodes_by_definition(after)
+    for name, (then, now) in {"files": by_file, "definitions": by_definition}.items():
+        left = sum(min(nodes, now.get(key, 0)) for key, nodes in then.items())
+        print(f"left of {sum(then.values()):,} nodes at {revision}, by {name:<12} {left:>9,} nodes")
 
 
 def modules_of_fit() -> int:
@@ -187,6 +236,7 @@ def print_size(title: str, found: Size) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--static", action="store_true", help="leave out what runs code")
+    parser.add_argument("--since", metavar="REV", help="a commit: how much of its src is left")
     options = parser.parse_args()
     source = size_of(SOURCE)
     print_size("src/rattle", source)
@@ -195,6 +245,8 @@ def main() -> None:
     for name in FOLDED:
         rate = 1000 * source.folded[name] / sum(source.lines.values())
         print(f"{name + ' in 1,000 lines of src':<52} {rate:>6.1f}")
+    if options.since:
+        print_survivors(options.since)
     if options.static:
         return
     fit, evaluate = trace_fit(), trace_evaluate()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reproduction.size import settings_in_a_recipe, size_of, trace_evaluate, trace_fit
+from reproduction.size import nodes_by_definition, settings_in_a_recipe, size_of, trace_evaluate, trace_fit
 
 
 def test_a_recipe_has_few_settings() -> None:
@@ -30,3 +30,14 @@ def test_nodes_are_counted_by_room_and_folding_makes_none_fewer(tmp_path: Path) 
     assert found.folded == {"comprehensions": 1, "conditional expressions": 0}
     assert found.lines == {"a": 1, "(top)": 4}
     assert found.nodes["a"] == 12
+
+
+def test_code_is_counted_by_definition() -> None:
+    before = nodes_by_definition(
+        {"a.py": "def f():\n    return 1\n\nclass A:\n    x = 1\n    def g(self):\n        pass\n"}
+    )
+    moved = nodes_by_definition(
+        {"a.py": "class A:\n    x = 1\n    def g(self):\n        pass\n", "b.py": "def f():\n    return 1\n"}
+    )
+    assert {name: before[name] for name in ("f", "A", "A.g")} == {name: moved[name] for name in ("f", "A", "A.g")}
+    assert sum(moved.values()) == sum(before.values()) + 1  # the second file's module
