@@ -27,7 +27,7 @@ from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
-from rattle.training.validation import BATCH, SIGNS, false_robustness, signs
+from rattle.training.validation import SIGNS, VALIDATION_BATCH, false_robustness, signs
 
 SEEDS = 5
 OUT = Path(__file__).parent / "results" / "false-robustness.json"
@@ -102,13 +102,13 @@ def saturated(run: Run) -> dict[str, float]:
     recipe = Recipe.from_yaml(run.recipe.read_text())
     model, val = Saturated(load(run.checkpoint("last"))), recipe.data.load().val
     assert val is not None
-    x, y = to_float(val.x[:BATCH]), val.y[:BATCH]
+    x, y = to_float(val.x[:VALIDATION_BATCH]), val.y[:VALIDATION_BATCH]
     right, attack = is_correct(model, x, y), recipe.validation_attack
     x, y = x[right], y[right]
     draws = ImageStreams(recipe.seed, torch.arange(len(y)))
     found = signs(model, attack, x, y, attack(model, x, y), draws)
-    metrics = {f"val_sample_{name}": float(found[name].sum()) / min(len(val), BATCH) for name in SIGNS}
-    return {"val_sample": min(len(val), BATCH), **metrics}
+    metrics = {f"val_sample_{name}": float(found[name].sum()) / min(len(val), VALIDATION_BATCH) for name in SIGNS}
+    return {"val_sample": min(len(val), VALIDATION_BATCH), **metrics}
 
 
 def gather(root: Path) -> dict[str, Any]:

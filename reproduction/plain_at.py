@@ -32,7 +32,7 @@ from rattle.objectives.registry import register_method
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run
@@ -153,7 +153,7 @@ def measure_variant(variant: str, recipe: Recipe, folder: Path) -> None:
     test = recipe.data.load().test[torch.arange(TEST_IMAGES)]
     found: dict[str, Any] = {}
     for which in ("last", "best"):
-        found[which] = {"epoch": read(run.checkpoint(which)).progress["step"] // (IMAGES // BATCH)}
+        found[which] = {"epoch": read_checkpoint(run.checkpoint(which)).progress["step"] // (IMAGES // BATCH)}
         if which == "best" and found["best"] == {"epoch": found["last"]["epoch"]}:
             found["best"] = found["last"]
             continue

@@ -36,7 +36,7 @@ from rattle.objectives import Taylor
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run
@@ -134,7 +134,7 @@ def train(variant: str, seed: int, options: argparse.Namespace) -> tuple[Run, Re
 
 def of_checkpoints(run: Run, judge: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     """What is found of the last checkpoint and of the best, which may be the same one."""
-    steps = [read(run.checkpoint(which)).progress["step"] for which in ("best", "last")]
+    steps = [read_checkpoint(run.checkpoint(which)).progress["step"] for which in ("best", "last")]
     last = judge("last")
     return {"last": last, "best": last if steps[0] == steps[1] else judge("best")}
 

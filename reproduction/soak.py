@@ -43,7 +43,7 @@ from rattle.cli import main as cli
 from rattle.data.registry import Data
 from rattle.objectives.registry import METHODS
 from rattle.recipes.names import list_recipes
-from rattle.runs.checkpoint import digest, read
+from rattle.runs.checkpoint import digest, read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training import sweep
 
@@ -200,7 +200,9 @@ def trained(folder: Path) -> object:
     found = {}
     for recipe in sorted(folder.parent.glob(f"{folder.name}*/**/recipe.yaml")):
         run = Run(recipe.parent)
-        states = [(s.progress, digest(s.tensors, {})) for s in map(read, map(run.checkpoint, ("best", "last")))]
+        states = [
+            (s.progress, digest(s.tensors, {})) for s in map(read_checkpoint, map(run.checkpoint, ("best", "last")))
+        ]
         found[str(run.folder.relative_to(folder.parent))[len(folder.name) :]] = run.metrics.read_bytes(), states
     return found
 

@@ -20,7 +20,7 @@ import torch
 from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.source import environment
 from rattle.stats import summarise
@@ -56,7 +56,7 @@ def tune(name: str, out: Path) -> dict[str, float]:
             for seed in TUNING_SEEDS:
                 recipe = replace(get_recipe(name), seed=seed, batch_size=batch, average=EMA(decay=decay))
                 run = fit(recipe, out / f"batch{batch}-decay{decay}-seed{seed}", overwrite=True)
-                scores.append(100 * read(run.checkpoint("best")).progress["best"])
+                scores.append(100 * read_checkpoint(run.checkpoint("best")).progress["best"])
             found[f"batch {batch}, decay {decay}"] = summarise(scores).mean
             print(f"batch {batch}, decay {decay}: {scores}", flush=True)
     return found

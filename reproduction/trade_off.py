@@ -146,14 +146,14 @@ def flags_at_six(variant: str) -> dict[int, dict[str, str]]:
 
 
 def report() -> None:
-    from rattle.analysis.plots import save
+    from rattle.analysis.plots import save_figure
     from rattle.report.writers import markdown_table
 
     found = frontier()
     columns, rows = found.rows()
     print(markdown_table(columns, rows, left=2))
     print(found.summary())
-    save(found.plot(), FIGURE)
+    save_figure(found.plot(), FIGURE)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rattle.attacks import APGD, describe
+from rattle.attacks import APGD, describe_attack
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import FlatModel, likeliest
 from rattle.threat import Threat
@@ -48,4 +48,4 @@ def test_with_every_class_as_target_it_breaks_what_apgd_t_breaks() -> None:
 def test_its_name_is_its_own() -> None:
     attack = get_attack("apgd-t-linearised", Threat(epsilon=0.1), targets=5)
     assert attack == LinearisedAPGD(threat=Threat(epsilon=0.1), targets=5)
-    assert "autoattack" not in json.dumps(describe(attack)).lower()
+    assert "autoattack" not in json.dumps(describe_attack(attack)).lower()

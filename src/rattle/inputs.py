@@ -163,7 +163,7 @@ class NotFinite(RattleError):
     """The model returned logits that are NaN or infinite."""
 
 
-def finite(logits: Tensor) -> Tensor:
+def finite_logits(logits: Tensor) -> Tensor:
     """The logits; NotFinite if one is NaN or infinite: neither has an order or a gradient that an attack could use."""
     if not bool(logits.isfinite().all()):
         kind = "NaN" if bool(logits.isnan().any()) else "infinite"
@@ -188,7 +188,7 @@ def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tens
 @torch.no_grad()
 def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
-    logits = finite(logits_of(model, x))
+    logits = finite_logits(logits_of(model, x))
     refuse_one_logit(logits)
     check_labels(logits, y)
     return logits

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rattle.errors import RattleError
 from rattle.forward import logits_along
-from rattle.inputs import check_model, finite, input_gradient, logits_of
+from rattle.inputs import check_model, finite_logits, input_gradient, logits_of
 from rattle.weights import Noise
 
 
@@ -83,7 +83,9 @@ class MeanOverDraws(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, expected: Expected) -> Tensor:
         expected.passes += expected.draws * len(x)
         with seeded(expected.seed, x.device):
-            log_p = log_mean([finite(logits_of(expected.model, x)).log_softmax(1) for _ in range(expected.draws)])
+            log_p = log_mean(
+                [finite_logits(logits_of(expected.model, x)).log_softmax(1) for _ in range(expected.draws)]
+            )
         ctx.save_for_backward(x, log_p)
         ctx.expected = expected
         return log_p
@@ -98,7 +100,7 @@ class MeanOverDraws(torch.autograd.Function):
         for _ in range(expected.draws):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_()
-                drawn = finite(logits_of(expected.model, leaf)).log_softmax(1)
+                drawn = finite_logits(logits_of(expected.model, leaf)).log_softmax(1)
                 share = (drawn - log_p).exp().clamp_max(expected.draws).detach()  # at most what one draw of them has
                 total += input_gradient((gradients[0] * share * drawn).sum(), leaf)
         return total / expected.draws, None

@@ -54,7 +54,7 @@ OneOrMore = Annotated[float, Bound(least=1)]
 Count = Annotated[int, Bound(least=1, most=MOST)]
 CountOrZero = Annotated[int, Bound(least=0, most=MOST)]
 
-KINDS = {int: Integral, float: Real, str: str, bool: bool}  # what counts as one: numpy's numbers too
+NUMBER_TYPES = {int: Integral, float: Real, str: str, bool: bool}  # what counts as one: numpy's numbers too
 
 
 @cache
@@ -116,13 +116,13 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     (kind,) = kinds
     if get_origin(kind) is Literal and (not isinstance(value, str) or value not in get_args(kind)):
         raise RattleError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
-    if kind in KINDS:
+    if kind in NUMBER_TYPES:
         check_type(name, value, kind)
 
 
 def check_type(name: str, value: object, kind: type) -> None:
     """Raise RattleError if a value is not of this kind (int, float, str or bool), or an int beyond 64 bits."""
-    wrong = not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind is not bool)
+    wrong = not isinstance(value, NUMBER_TYPES[kind]) or (isinstance(value, bool) and kind is not bool)
     if wrong or (isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63):
         raise RattleError(f"{name} must be {kind.__name__}, got {reprlib.repr(value)}")
     if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
@@ -141,7 +141,7 @@ def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
                     kind = type(getattr(settings, part)).__name__
                     raise RattleError(f"{where} has no setting {name!r}, its {part} has: {part}={kind}({name}=...)")
             raise unknown(f"setting of {where}", name, names)
-        if hints[name] in KINDS:
+        if hints[name] in NUMBER_TYPES:
             check_type(f"{where}.{name}", value, hints[name])
     return replace(settings, **changes)
 

@@ -13,7 +13,7 @@ from rattle.settings import NonNegative, check_settings
 Norm = Literal["linf", "l2", "l1"]
 POWER: dict[Norm, float] = {"linf": 0, "l2": 1 / 2, "l1": 1}  # 1/p of l_p
 LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1e4, "l1": 1e8}  # no image in [0, 1] is farther away
-SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
+L1_SHARE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Threat:
             return x_adv + step_size * gradient.sign()
         if self.norm == "l1":
             size = gradient.abs().flatten(1)
-            k = max(1, round(SPARSE * size.shape[1]))
+            k = max(1, round(L1_SHARE * size.shape[1]))
             step = (size >= size.topk(k, dim=1).values[:, -1:]).view_as(x_adv) * gradient.sign()
             return x_adv + step_size * step / per_image(step.abs().flatten(1).sum(1).clamp_min(1), step)
         return x_adv + step_size * gradient / length(gradient).clamp_min(1e-12)

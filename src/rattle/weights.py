@@ -21,7 +21,7 @@ from rattle.settings import BelowOne, CountOrZero, NonNegative, Positive, check_
 
 Delta = Mapping[str, Tensor]  # of weights, by the name of the parameter
 Tensors = dict[str, Tensor]  # by name
-STATISTICS = ("track_running_stats", "running_mean", "running_var", "num_batches_tracked")  # of BatchNorm
+BN_STATISTICS = ("track_running_stats", "running_mean", "running_var", "num_batches_tracked")  # of BatchNorm
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
     saved = []
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.training:
-            saved.append((module, {name: getattr(module, name) for name in STATISTICS}))
+            saved.append((module, {name: getattr(module, name) for name in BN_STATISTICS}))
             module.running_mean = module.running_var = module.num_batches_tracked = None
             module.track_running_stats = False
     try:

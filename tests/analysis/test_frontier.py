@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import rattle
 from rattle.analysis.frontier import Curve, Frontier, Point, compare_curves
-from rattle.analysis.trace import gather, jobs_of, plan
+from rattle.analysis.trace import gather_points, jobs_of, plan_frontier
 from rattle.analysis.weight_line import Line, barriers, frontier_between
 from rattle.errors import RattleError
 from rattle.evaluation.samples import Sample
 from rattle.models.registry import BUILDERS, register_model
-from rattle.report.page import build
+from rattle.report.page import build_page
 from rattle.runs.progress import NullConsole
 from support import run_folders
 from support.training import tiny
@@ -113,12 +113,12 @@ def test_what_compares_nothing_is_refused(tmp_path: Path) -> None:
         ([trades], {"settings": {"objective.inv_lambda": [3.0]}}, "one value"),
     ):
         with pytest.raises(RattleError, match=word):
-            plan(recipes, **{"seeds": (0,), "points": 3, "settings": {}, "out": tmp_path} | options)
+            plan_frontier(recipes, **{"seeds": (0,), "points": 3, "settings": {}, "out": tmp_path} | options)
 
 
 def test_a_training_epsilon_keeps_the_proportion_of_the_inner_step(tmp_path: Path) -> None:
     base = rattle.get_recipe("digits-linf-cnn-at")
-    ((_, setting, jobs),) = plan([base], (0,), 3, {}, tmp_path)
+    ((_, setting, jobs),) = plan_frontier([base], (0,), 3, {}, tmp_path)
     assert setting == "attack.threat.epsilon"
     for (job,) in jobs.values():
         attack = job.recipe.attack
@@ -162,10 +162,10 @@ def test_a_random_network_has_rates_on_a_frontier(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(BUILDERS, "known", dict(BUILDERS.entries))
     register_model("noisy", NoisyLogits)
     base = tiny("trades", epochs=1, model="noisy", width=None)
-    grid = plan([base], (0,), 2, {}, tmp_path)
+    grid = plan_frontier([base], (0,), 2, {}, tmp_path)
     for job in jobs_of(grid):
         rattle.fit(job.recipe, job.folder, quiet=True)
-    found = gather(grid, base.attack.threat, ["fgsm"], 40, 1, NullConsole())
+    found = gather_points(grid, base.attack.threat, ["fgsm"], 40, 1, NullConsole())
     (rates,) = found.curves[0].points[0].clean["fgsm"].flags
     assert any(0 < rate < 1 for rate in rates)
 
@@ -175,12 +175,12 @@ def test_the_page_of_a_frontier_shows_its_runs_and_refuses_a_damaged_file(tmp_pa
     Frontier(curves=(second, first), threat="linf 8/255").save(tmp_path)
     run_folders.whole(tmp_path / "second" / "value=1,seed=0")
     run_folders.whole(tmp_path / "first" / "value=1,seed=0", right=0.8)
-    page = build(tmp_path, tmp_path / "page.html").read_text()
+    page = build_page(tmp_path, tmp_path / "page.html").read_text()
     for words in ("Frontiers over inv_lambda", "first less second", "PGD-20, linf 8/255, n 50, 2 seeds", "value=1"):
         assert words in page
     (tmp_path / "frontier.json").write_text('{"curves": [{"method": 3}], "comparisons": []}')
     with pytest.raises(RattleError, match=r"frontier\.json is damaged"):
-        build(tmp_path, tmp_path / "page.html")
+        build_page(tmp_path, tmp_path / "page.html")
 
 
 def test_the_line_between_two_runs_ends_at_them(tmp_path: Path) -> None:

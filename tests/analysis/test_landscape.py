@@ -77,7 +77,7 @@ def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane(monkeypa
     assert plane.a[2] == plane.b[2] == 0
     v = pixels + plane.a[:, None, None] * g + plane.b[:, None] * r
     for size in (7, 1000):
-        monkeypatch.setattr("rattle.analysis.landscape.BATCH_SIZE", size)
+        monkeypatch.setattr("rattle.analysis.landscape.FORWARD_BATCH", size)
         surface = input_surface(model, x, y, plane)
         assert np.allclose(surface.loss, 0.5 * (v @ matrix * v).sum(-1), rtol=1e-9)
     with pytest.raises(RattleError, match="the plane is for images"):
@@ -129,7 +129,7 @@ def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_in_other_batches
     attack = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.05)
     directions = [filter_normalised(model)]
     first = weight_surface(model, x, y, directions=directions, points=3, attack=attack)
-    monkeypatch.setattr("rattle.analysis.landscape.BATCH_SIZE", 4)
+    monkeypatch.setattr("rattle.analysis.landscape.FORWARD_BATCH", 4)
     second = weight_surface(model, x, y, directions=directions, points=3, attack=attack)
     assert (first.adversarial > first.clean).all()
     assert np.allclose(first.adversarial, second.adversarial, rtol=1e-5)
@@ -142,8 +142,8 @@ def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_in_other_batches
 def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
     spectrum: list[float], largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 2)
-    monkeypatch.setattr("rattle.analysis.flatness.TOLERANCE", 1e-6)
+    monkeypatch.setattr("rattle.analysis.flatness.HESSIAN_BATCH", 2)
+    monkeypatch.setattr("rattle.analysis.flatness.RESIDUAL_TOLERANCE", 1e-6)
     x, y = four_pixels()
     inputs = input_curvature(Quadratic(spectrum), x, y, iterations=300)
     weights = weight_curvature(Quadratic(spectrum, of_weights=True), x, y, iterations=300)
@@ -152,8 +152,8 @@ def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
 
 
 def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 1)
-    monkeypatch.setattr("rattle.analysis.flatness.TOLERANCE", 1e-5)
+    monkeypatch.setattr("rattle.analysis.flatness.HESSIAN_BATCH", 1)
+    monkeypatch.setattr("rattle.analysis.flatness.RESIDUAL_TOLERANCE", 1e-5)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x, y = torch.rand(2, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 2])
     names, parameters = zip(*model.named_parameters(), strict=True)

@@ -35,7 +35,9 @@ def test_every_panel_has_the_same_height_scale() -> None:
 
 def test_a_picture_is_written_as_png_and_svg_and_twice_the_same(tmp_path: Path) -> None:
     curves = {"flat": parabola(0.5, dimensions=1), "steep": parabola(4.0, dimensions=1, attacked=False)}
-    first, second = (plots.save(plots.weight_curves(curves), tmp_path / n / "fig. 2", dpi=50) for n in ("a", "b"))
+    first, second = (
+        plots.save_figure(plots.weight_curves(curves), tmp_path / n / "fig. 2", dpi=50) for n in ("a", "b")
+    )
     assert [path.name for path in first] == ["fig. 2.png", "fig. 2.svg"]
     assert first[0].read_bytes().startswith(b"\x89PNG")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
@@ -54,7 +56,7 @@ def test_a_surface_with_gaps_and_colour_images_is_still_drawn(tmp_path: Path) ->
     (axes,) = (axes for axes in figure.axes if hasattr(axes, "get_zlim"))
     assert np.isfinite(axes.get_zlim()).all()
     assert [text.get_text() for text in axes.texts] == ["<b>$"]
-    assert all(path.stat().st_size > 1000 for path in plots.save(figure, tmp_path / "gaps", dpi=40))
+    assert all(path.stat().st_size > 1000 for path in plots.save_figure(figure, tmp_path / "gaps", dpi=40))
 
 
 def test_what_cannot_be_compared_is_refused_in_words() -> None:

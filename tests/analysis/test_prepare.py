@@ -16,7 +16,7 @@ from rattle.analysis.gallery import choose_shown, gallery
 from rattle.analysis.prepare import (
     LandscapeConfig,
     compute_landscapes,
-    open_run,
+    open_trained,
     prepare,
     store_landscapes,
 )
@@ -204,7 +204,7 @@ def test_a_network_that_flattens_by_view_is_analysed_beside_one_that_does_not(ch
         assert cli.main([*words, "--out", out, "--model", *model]) == 0
     assert len(gallery(open_checkpoint("runs/view", trust_code=True), max_images=20).y) == 20
     for runs in (["runs/view", "runs/cnn"], ["runs/cnn", "runs/view"]):  # the first one's gradient is everybody's
-        assert len(store_landscapes([open_run(run, trust_code=True) for run in runs], TINY, NullConsole())) == 2
+        assert len(store_landscapes([open_trained(run, trust_code=True) for run in runs], TINY, NullConsole())) == 2
         attacks = ["--attacks", "pgd2", "apgd-ce", "--n", "8", "--trust-code"]
         assert cli.main(["transfer", "--from", runs[0], "--to", runs[1], *attacks]) == 0
     words = ["--n", "6", "--draws", "1", "--sigmas", "0.01", "0.1", "--trust-code"]

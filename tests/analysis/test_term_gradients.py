@@ -10,10 +10,10 @@ from rattle.analysis.term_gradients import (
     WHOLE,
     TermRow,
     agreement,
-    answer,
     lasting_interval,
     measure_terms,
     term_rows,
+    terms_answer,
 )
 from rattle.attacks import PGD
 from rattle.data import Images
@@ -48,7 +48,7 @@ def test_smoothing_is_all_smoothing() -> None:
         assert row["lasts"] < 1e-6
     assert rows["first"]["over_zeroth"] == pytest.approx(2 * rows["second"]["over_zeroth"])
     assert rows[WHOLE]["over_zeroth"] == pytest.approx(3 * rows["second"]["over_zeroth"])
-    assert answer(rows[WHOLE], 4).startswith("The Taylor terms do nothing of their own")
+    assert terms_answer(rows[WHOLE], 4).startswith("The Taylor terms do nothing of their own")
 
 
 def test_exact_is_negligible_at_a_small_sigma_and_is_not_smoothing() -> None:
@@ -114,4 +114,4 @@ def test_the_verdict_is_given_only_where_the_interval_is_clear(
     lasts: float, low: float | None, high: float | None, verdict: str
 ) -> None:
     row = rows_of(Taylor(order=1))[WHOLE] | {"lasts": lasts, "lasts_low": low, "lasts_high": high}
-    assert verdict in answer(row, 8)
+    assert verdict in terms_answer(row, 8)

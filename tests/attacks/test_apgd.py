@@ -8,7 +8,7 @@ from torch import nn
 
 from rattle import losses
 from rattle.attacks import APGD
-from rattle.attacks.apgd import checkpoints
+from rattle.attacks.apgd import step_size_checkpoints
 from rattle.attacks.rows import FlatModel, TargetRows
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -43,8 +43,8 @@ def test_too_few_classes_for_dlr_fall_back_to_the_margin_and_are_exact(classes, 
 
 
 def test_checkpoints_are_the_papers() -> None:
-    assert sorted(checkpoints(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
-    assert sorted(checkpoints(3)) == [1, 2, 3]
+    assert sorted(step_size_checkpoints(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
+    assert sorted(step_size_checkpoints(3)) == [1, 2, 3]
 
 
 def test_an_unbroken_image_gets_the_optimum_of_a_linear_model() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 from torch import Tensor, nn
 
-from rattle.attacks import PGD, AttackSequence, RayS, Transfer, describe, registry
+from rattle.attacks import PGD, AttackSequence, RayS, Transfer, describe_attack, registry
 from rattle.attacks.base import AttackExtras, DistanceAttack
 from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.registry import get_attack, list_attacks, register_attack
@@ -141,12 +141,12 @@ SETTINGS["apgd-ce+t"] = {
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_a_result_file_records_class_and_settings(name: str) -> None:
-    assert json.dumps(describe(get_attack(name, THREAT))) == json.dumps(SETTINGS[name])
+    assert json.dumps(describe_attack(get_attack(name, THREAT))) == json.dumps(SETTINGS[name])
 
 
 def test_a_result_file_records_the_surrogate_and_its_attack() -> None:
     attack = Transfer(attack=get_attack("autoattack", THREAT), surrogate=nn.Identity(), name="other")
-    assert describe(attack) == {"kind": "Transfer", "surrogate": "other", "attack": SETTINGS["autoattack"]}
+    assert describe_attack(attack) == {"kind": "Transfer", "surrogate": "other", "attack": SETTINGS["autoattack"]}
 
 
 class Still:
@@ -159,7 +159,7 @@ class Still:
 
 
 def test_an_attack_that_is_no_dataclass_is_recorded_by_its_threat() -> None:
-    assert describe(Still()) == {"kind": "Still", "threat": BALL}
+    assert describe_attack(Still()) == {"kind": "Still", "threat": BALL}
 
 
 def test_attacks_offer_what_the_contract_names() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Square
 from rattle.attacks.rows import spawn
-from rattle.attacks.square import BLOCK, bump, patch_side
+from rattle.attacks.square import DRAWN_AHEAD, bump, patch_side
 from rattle.errors import RattleError
 from rattle.losses import cw
 from rattle.randomness import ImageStreams
@@ -63,7 +63,7 @@ def plain_square(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, queries
     c, h, w = x.shape[1:]
     best = (x + epsilon * draws.signs(c, 1, w).to(x)).clamp(0, 1)
     loss = cw(model(best), y)
-    places, signs = draws.uniform(BLOCK, 5).to(x), draws.signs(BLOCK, c).to(x)
+    places, signs = draws.uniform(DRAWN_AHEAD, 5).to(x), draws.signs(DRAWN_AHEAD, c).to(x)
     for query in range(queries):
         side = patch_side(query, 0.8, h, w, "linf")
         for i in (loss <= 0).nonzero().squeeze(1).tolist():
@@ -83,10 +83,10 @@ def test_the_linf_search_is_algorithms_1_and_2() -> None:
     x = torch.rand(12, 3, 8, 7, dtype=torch.float64)
     model[3].bias -= model(x).mean(0)  # near every boundary
     y = model(x).argmax(1)
-    attack = Square(threat=Threat(epsilon=0.05), queries=BLOCK)
+    attack = Square(threat=Threat(epsilon=0.05), queries=DRAWN_AHEAD)
     found = attack(model, x, y, generator=ImageStreams(0, torch.arange(12)))
     draws = spawn(ImageStreams(0, torch.arange(12)), torch.zeros(12, dtype=torch.long))
-    plain = plain_square(model, x, y, 0.05, BLOCK, draws)
+    plain = plain_square(model, x, y, 0.05, DRAWN_AHEAD, draws)
     assert 0 < robust(model, found, y).sum() < 12  # some images leave the batch on the way
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
 

@@ -82,7 +82,7 @@ def test_models_of_other_images_are_refused(tmp_path: Path, command: Command) ->
     model = small_cnn()
     classes = tuple("abcdefghij")
     path = tmp_path / "other.safetensors"
-    checkpoint.save(path, recipe=RECIPE, classes=classes, shape=(1, 8, 8), progress={}, model=model)
+    checkpoint.write_checkpoint(path, recipe=RECIPE, classes=classes, shape=(1, 8, 8), progress={}, model=model)
     said = command.refused("transfer", "--from", str(path), "--to", str(run))
     assert "were not trained on the same kind of images and classes" in said
     assert "nowhere" in command.refused("transfer", "--from", "nowhere", "--to", str(run))

@@ -8,7 +8,7 @@ import pytest
 
 from rattle import __version__
 from rattle.cli.main import main
-from rattle.objectives.registry import GROUPS, METHODS
+from rattle.objectives.registry import METHOD_GROUPS, METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import Recipe
@@ -137,7 +137,7 @@ def test_recipes_lists_every_name_with_a_line(command: Command) -> None:
 def test_recipes_alone_has_a_line_of_every_method_and_how_names_are_built(command: Command) -> None:
     text = command("recipes")
     assert max(map(len, text.splitlines())) <= 80
-    assert all(f"{heading}\n  " in text for heading in GROUPS.values())
+    assert all(f"{heading}\n  " in text for heading in METHOD_GROUPS.values())
     for name in METHODS.built_in:
         entry = METHODS.entry(name)
         assert f"  {name}".ljust(18) + f"{entry.summary} ({entry.paper})\n" in text  # all of it in one line

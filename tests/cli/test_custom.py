@@ -15,7 +15,7 @@ from rattle.cli.main import main
 from rattle.data.registry import Data
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training import loop
 from support.command import Command
@@ -118,7 +118,7 @@ def test_no_images_are_held_out_when_that_is_said(capsys: pytest.CaptureFixture[
     assert main([*MINE, *QUICK, "--data.val-size", "0", "--data.train-size", "32", "--out", "run"]) == 0
     assert "held out nothing" in capsys.readouterr().err
     assert recipe_of("run").data.val_size == 0
-    assert read(Run(Path("run")).checkpoint("best")).progress["epoch"] == 1
+    assert read_checkpoint(Run(Path("run")).checkpoint("best")).progress["epoch"] == 1
 
 
 def test_the_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from rattle.cli.main import main
 from rattle.data.registry import Data
-from rattle.models.export import difference
+from rattle.models.export import logit_difference
 from support.command import Command
 from support.tiny_runs import RECIPE, save_run, small_cnn
 
@@ -20,7 +20,7 @@ def test_export_to_safetensors_and_torchscript(tmp_path: Path, command: Command)
     assert load_file(run / "model.safetensors").keys() == small_cnn().state_dict().keys()
     assert main(["export", str(run), "--format", "torchscript", "--out", str(tmp_path / "scripts" / "net.pt")]) == 0
     x = torch.rand(3, 1, 8, 8)
-    assert difference(small_cnn(), x, tmp_path / "scripts" / "net.pt", "torchscript") < 1e-5
+    assert logit_difference(small_cnn(), x, tmp_path / "scripts" / "net.pt", "torchscript") < 1e-5
 
 
 def test_export_to_onnx(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rattle.data.corruptions import KINDS, corrupt, kinds_for
+from rattle.data.corruptions import CORRUPTIONS, corrupt, kinds_for
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 
@@ -90,4 +90,4 @@ def test_noise_has_the_published_size_and_colour_changes_are_those_of_hsv() -> N
 
 
 def test_there_are_twelve_kinds() -> None:
-    assert len(KINDS) == 12
+    assert len(CORRUPTIONS) == 12

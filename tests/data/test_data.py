@@ -129,7 +129,7 @@ def test_balanced_batches_draw_every_class_equally_often() -> None:
 def test_a_mapped_set_is_the_same_as_one_in_memory(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = save_npz(tmp_path / "set.npz", save=save)
     here = Data(name=name, train_size=24).load()
-    monkeypatch.setattr("rattle.data.npz.IN_MEMORY", 0)
+    monkeypatch.setattr("rattle.data.npz.LARGEST_READ", 0)
     mapped = Data(name=name, train_size=24).load()
     for part in ("train", "val", "test"):
         assert getattr(here, part).x.equal(getattr(mapped, part).x)

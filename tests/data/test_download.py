@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rattle.data import Dataset, Images, contact_sheet, describe, get
+from rattle.data import Dataset, Images, contact_sheet, describe_parts, get
 from rattle.data.registry import Data
 from rattle.data.show import balance
 from rattle.data.sources import URLS, Remote
@@ -111,7 +111,7 @@ def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: P
 
 def test_a_description_counts_images_and_classes() -> None:
     data = Data().load()
-    heading, train, val, test = describe(data)
+    heading, train, val, test = describe_parts(data)
     assert heading[:3] == ("part", "images", "shape")
     assert train[:3] == ("train", "1,167", "1x8x8")
     assert [val[0], test[0]] == ["val", "test"]

@@ -36,7 +36,7 @@ def test_the_fields_names_and_ours_are_read(tmp_path: Path, keys: tuple[str, str
 
 
 def test_many_images_are_mapped_and_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rattle.data.npz.IN_MEMORY", X.nbytes - 1)
+    monkeypatch.setattr("rattle.data.npz.LARGEST_READ", X.nbytes - 1)
     monkeypatch.setattr("rattle.data.npz.to_uint8", None)  # nothing is read as a whole
     images = load(tmp_path, image=X, label=Y)
     assert torch.equal(images[torch.tensor([3, 3, 7])].x, torch.from_numpy(X.transpose(0, 3, 1, 2))[[3, 3, 7]])

@@ -92,7 +92,7 @@ def test_an_array_that_unpacks_to_far_more_than_the_file_is_refused_before_it_is
     path = tmp_path / "set.npz"
     np.savez_compressed(path, x_test=np.zeros((2000, 8, 8, 3), np.uint8), y_test=np.arange(2000) % 4)
     assert len(Data(name=str(path)).load().test) == 2000
-    monkeypatch.setattr("rattle.data.files.IN_MEMORY", 100_000)
+    monkeypatch.setattr("rattle.data.files.LARGEST_READ", 100_000)
     monkeypatch.setattr("numpy.lib.format.read_array", None)
     with pytest.raises(RattleError, match="x_test would unpack to 384,128 bytes"):
         Data(name=str(path)).load()

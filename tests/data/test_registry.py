@@ -7,14 +7,14 @@ import torch
 
 from rattle.cli.main import main
 from rattle.data import Data, Dataset, Images, get, list_datasets, register_source
-from rattle.data.files import find
+from rattle.data.files import find_folder
 from rattle.data.sources import SOURCES
 from rattle.errors import RattleError
 
 
 def stripes(root: Path) -> Dataset:
     """As many images as the number in the file stripes.txt says, of two classes."""
-    path = find("stripes", root, ("stripes.txt",))
+    path = find_folder("stripes", root, ("stripes.txt",))
     y = torch.arange(int(path.read_text())) % 2
     images = Images((100 * y).to(torch.uint8).view(-1, 1, 1, 1).repeat(1, 3, 4, 4), y)
     return Dataset(name="stripes", train=images, test=images, classes=("dark", "bright"))

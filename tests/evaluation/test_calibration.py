@@ -15,7 +15,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import load_results
 from rattle.inputs import to_float
 from rattle.report.figures import reliability
-from rattle.report.page import build
+from rattle.report.page import build_page
 from rattle.report.run_data import load_runs
 from rattle.runs.progress import Interrupted
 from rattle.stats import absolute_sum_interval
@@ -162,7 +162,7 @@ def test_the_page_and_the_comparison_show_worst_classes_and_reliability(tmp_path
     assert diagonal["x"] == diagonal["y"] == [0, 1]
     assert (first["x"], first["y"]) == (list(found.confidence), list(found.accuracy))
     worst = runs[0].columns["clean"].worst_classes[0]
-    page = build([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html").read_text(encoding="utf-8")
+    page = build_page([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html").read_text(encoding="utf-8")
     section = page[page.index('<section id="beyond">') :]
     for figure in (worst.interval.low, worst.interval.high, found.error, found.interval.low):
         assert f"{100 * figure:.1f}" in section

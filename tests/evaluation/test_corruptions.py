@@ -13,7 +13,7 @@ from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.corruptions import measure_corruptions
 from rattle.evaluation.target import Target
-from rattle.report import build
+from rattle.report import build_page
 from rattle.threat import Threat
 from support.tiny_runs import digits, save_run, small_cnn
 
@@ -32,7 +32,7 @@ def test_every_kind_and_severity_is_measured_and_shown_on_the_page(
     assert found["mean"]["accuracy"] == pytest.approx(mean)
     assert found["mean"]["low"] < mean < found["mean"]["high"]
     assert mean < found["clean"]["accuracy"]
-    page = build([tmp_path / "run"]).read_text(encoding="utf-8")
+    page = build_page([tmp_path / "run"]).read_text(encoding="utf-8")
     assert "jpeg compression" in page
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.cli.compare import pair_to_plain, row
-from rattle.evaluation.draws import measure, pilot_rates
+from rattle.cli.compare import pair_to_plain, test_row
+from rattle.evaluation.draws import measure_draws, pilot_rates
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.report.compare import compare_runs, over_seeds
@@ -47,7 +47,7 @@ def trials(shared: float, own: float, shift: float = 0.0) -> tuple[list[float], 
     for _ in range(TRIALS):
         x = 0.5 + torch.randn(N, 1)
         plain = (x + shift + size * torch.randn(N, 1) > 0)[:, 0]
-        own_draws = measure(model, x, y, pilot_rates(model, x, y, 32), 32)
+        own_draws = measure_draws(model, x, y, pilot_rates(model, x, y, 32), 32)
         rates = tuple(own_draws.rate.tolist())
         random = Sample(seeds=(0,), flags=(rates,), errors=(own_draws.row()["variance"] ** 0.5 / N,), draws=32)
         other = Sample(seeds=(0,), flags=(tuple(plain.int().tolist()),))
@@ -127,4 +127,4 @@ def test_table_page_and_compare_show_draws_and_their_interval(tmp_path: Path) ->
     gap = sum(random.columns["pgd20"].flags[0]) / 60 - sum(plain.columns["pgd20"].flags[0]) / 60
     assert shown["difference"] == pytest.approx(gap)
     assert shown["difference_interval"][0] < gap < shown["difference_interval"][1]
-    assert row(tests[1])[1] == "60"
+    assert test_row(tests[1])[1] == "60"

@@ -28,7 +28,7 @@ from fuzz import doors, formats, mutate
 from fuzz.commands import Refused, command
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.runs.checkpoint import digest, read
+from rattle.runs.checkpoint import digest, read_checkpoint
 from rattle.weights import AWP, EMA
 from support import run_folders
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
@@ -87,7 +87,7 @@ def recipes(rng: random.Random) -> None:
 def checkpoints(rng: random.Random) -> None:
     """A checkpoint with a right checksum and wrong content is opened by one of the doors."""
     last = rng.random() < 0.3
-    saved = read(Path("run/checkpoints/best.safetensors"))
+    saved = read_checkpoint(Path("run/checkpoints/best.safetensors"))
     progress = {"epoch": 1, "batch": 0, "step": 2, "sums": {"clean": 1.0}, "best": 0.5, "best_epoch": 1}
     progress |= {"metrics_size": 0, "rate": 1.0, "closed": False}
     texts = {"format": "2", "recipe": RECIPE.to_yaml(), "classes": list(saved.classes), "shape": [1, 8, 8]}

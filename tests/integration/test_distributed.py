@@ -29,7 +29,7 @@ from rattle.objectives.lbgat import LBGAT
 from rattle.objectives.trades import Released
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training import loop as train
 from rattle.training import ranks as training_ranks
@@ -157,7 +157,7 @@ def local_statistics() -> Recipe:
 
 
 def content(run: Run) -> tuple[bytes, dict[str, list]]:
-    return run.metrics.read_bytes(), {k: v.tolist() for k, v in read(run.checkpoint("last")).tensors.items()}
+    return run.metrics.read_bytes(), {k: v.tolist() for k, v in read_checkpoint(run.checkpoint("last")).tensors.items()}
 
 
 def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_pat
             fit(local_statistics(), tmp_path / "run")
 
     assert [child.wait() for child in ranks(2, killed, tmp_path / "logs")] == [-signal.SIGKILL] * 2
-    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 7
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 7
     together(lambda: fit(local_statistics(), tmp_path / "run", resume=True), tmp_path / "logs")
     assert content(Run(tmp_path / "run")) == content(Run(tmp_path / "whole"))
 
@@ -182,7 +182,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_with_everything_saved(tmp_path: 
     until((tmp_path / "run" / "metrics.jsonl").exists)
     children[1].send(signal.SIGTERM)
     assert [child.wait() for child in children] == [143, 143]
-    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] > 0
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("last")).progress["step"] > 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training.loop import fit
@@ -61,5 +61,7 @@ def test_a_method_with_state_that_was_killed_goes_on_bit_for_bit(
     one, two = with_teachers(again), with_teachers(wholes[method])
     assert [run.folder.name for run in one] == [run.folder.name for run in two]
     assert list(map(content, one)) == list(map(content, two))
-    memory = [value for name, value in read(again.checkpoint("last")).tensors.items() if name.startswith("memory.")]
+    memory = [
+        value for name, value in read_checkpoint(again.checkpoint("last")).tensors.items() if name.startswith("memory.")
+    ]
     assert all(float(value.abs().sum()) > 0 for value in memory)  # it had something to lose

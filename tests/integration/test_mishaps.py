@@ -16,7 +16,7 @@ import pytest
 from rattle.cli.main import fail, main
 from rattle.errors import RattleError
 from rattle.recipes.schedules import Piecewise
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.lock import open_run
 from rattle.runs.paths import Run
@@ -70,7 +70,7 @@ def test_a_run_folder_of_the_first_format_stays_readable_and_goes_on(tmp_path: P
     run = Run(tmp_path / "run")
     assert load(run.folder).head.out_features == 10
     fit(recipe_of(run), run.folder, resume=True)
-    assert read(run.checkpoint("last")).progress["epoch"] == recipe_of(run).epochs
+    assert read_checkpoint(run.checkpoint("last")).progress["epoch"] == recipe_of(run).epochs
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2, 3]
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoin
     child = Child(action, tmp_path / "log")
     assert child.wait() == 2, child.words()
     assert child.words().splitlines()[-1].endswith("File too large; what was saved earlier is intact")
-    assert read(run.checkpoint("last")).progress["epoch"] == 1
+    assert read_checkpoint(run.checkpoint("last")).progress["epoch"] == 1
     assert not list(run.folder.rglob("*.part"))
     fit(eventful(), run.folder, resume=True)
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2]
@@ -106,7 +106,7 @@ def test_weights_that_overflowed_are_not_saved_midway_either(tmp_path: Path) -> 
     with pytest.raises(RattleError, match=r"the loss diverged at step [45] "):
         fit(tiny("trades", schedule=steep, save_minutes=0), tmp_path)
     for name in ("last", "previous"):
-        assert all(v.isfinite().all() for v in read(Run(tmp_path).checkpoint(name)).tensors.values())
+        assert all(v.isfinite().all() for v in read_checkpoint(Run(tmp_path).checkpoint(name)).tensors.values())
 
 
 def test_a_second_writer_is_refused_and_a_dead_one_s_lock_taken_over(tmp_path: Path) -> None:

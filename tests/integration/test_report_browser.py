@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rattle.report import build
+from rattle.report import build_page
 from support import run_folders as made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -127,7 +127,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     first = made.whole(root / "a", right=0.4, steepness=2.0)
     second = made.whole(root / "b", right=0.7, method="TRADES + 1st + 2nd")
-    return build([first, second], root / "page.html")
+    return build_page([first, second], root / "page.html")
 
 
 def test_every_figure_is_drawn_in_every_tab_without_an_error_or_a_request(browser: Browser, page: Path) -> None:
@@ -202,7 +202,7 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for eta in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
         for seed in range(5)
     ]
-    return build(runs, root / "page.html")
+    return build_page(runs, root / "page.html")
 
 
 def test_a_page_of_fifty_runs_draws_what_its_boxes_choose(browser: Browser, fifty: Path) -> None:
@@ -226,7 +226,7 @@ def test_four_runs_show_their_last_column_at_1300_pixels(browser: Browser, tmp_p
     for number, method in enumerate(("TRADES", "TRADES + 1st + 2nd", "TRADES-AWP", "TRADES-AWP + 1st + 2nd")):
         runs.append(made.whole(tmp_path / f"run{number}", right=0.4 + 0.1 * number, method=method))
     browser.size(1300)
-    browser.open(build(runs, tmp_path / "page.html"))
+    browser.open(build_page(runs, tmp_path / "page.html"))
     hidden = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
     assert browser.run(f"return {hidden}") == 0
 
@@ -251,7 +251,7 @@ def test_html_in_names_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     hostile = '</script><script>window.fell = 1</script><img src=x onerror="window.fell = 2">'
     folder = made.whole(tmp_path / "run", name=hostile, objective={"kind": hostile})
     made.gallery(folder, classes=(hostile, "<a href='javascript:window.fell=3'>x</a>", "c"))
-    browser.open(build([folder]))
+    browser.open(build_page([folder]))
     browser.until_drawn()
     assert browser.run("return window.fell === undefined")
     assert browser.run("return document.querySelectorAll('.plot a[href]').length") == 0
@@ -259,5 +259,5 @@ def test_html_in_names_runs_nothing(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_page_with_nothing_but_a_recipe_opens_without_an_error(browser: Browser, tmp_path: Path) -> None:
-    browser.open(build([made.recipe(tmp_path / "bare")]))
+    browser.open(build_page([made.recipe(tmp_path / "bare")]))
     assert browser.console_messages() == []

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rattle.cli import main as cli
-from rattle.data.files import IN_MEMORY
+from rattle.data.files import LARGEST_READ
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.verify import load_images
 from rattle.models.weight_file import open_weights
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from support.training import tiny
@@ -40,7 +40,7 @@ def test_a_pickle_in_the_place_of_a_checkpoint_is_refused_and_does_not_run(tmp_p
     for dump in (pickle.dump, torch.save):
         with run.checkpoint("last").open("wb") as file:
             dump({"model": Malicious(mark)}, file)
-        for opened in (lambda: read(run.checkpoint("last")), lambda: load(run.folder)):
+        for opened in (lambda: read_checkpoint(run.checkpoint("last")), lambda: load(run.folder)):
             with pytest.raises(RattleError, match="is not a checkpoint, or is damaged"):
                 opened()
     assert not mark.exists()
@@ -59,7 +59,7 @@ def test_saved_images_that_would_unpack_without_bound_are_refused_unread(tmp_pat
     path = tmp_path / "images.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in ("index.npy", "x_adv.npy"):
-            archive.writestr(name, bytes(IN_MEMORY + 1))
+            archive.writestr(name, bytes(LARGEST_READ + 1))
     with pytest.raises(RattleError, match=r"would unpack to [\d,]+ bytes"):
         load_images(path)
 
@@ -83,7 +83,7 @@ def test_a_header_that_promises_more_than_a_checkpoint_holds_is_refused_unread(t
     for size, content in ((2**62, b"{}"), (len(header), header)):
         path.write_bytes(size.to_bytes(8, "little") + content)
         with pytest.raises(RattleError, match="is not a checkpoint, or is damaged"):
-            read(path)
+            read_checkpoint(path)
 
 
 @pytest.mark.parametrize(

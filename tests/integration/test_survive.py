@@ -14,7 +14,7 @@ import torch
 from rattle.cli import main as cli
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, io
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole, StoppedBySignal
 from rattle.training import loop as train
@@ -42,7 +42,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def torn_write() -> None:
     """Half a checkpoint is on disk when the process dies."""
     real, epoch = checkpoint.raw, 0
-    writing = checkpoint.save
+    writing = checkpoint.write_checkpoint
 
     def half(value: torch.Tensor) -> memoryview | bytes:
         content = real(value)
@@ -60,7 +60,7 @@ def torn_write() -> None:
         place[:] = [path.with_name(f".{path.name}.part")]
         writing(path, **settings)
 
-    checkpoint.raw, checkpoint.save = half, save
+    checkpoint.raw, checkpoint.write_checkpoint = half, save
 
 
 def between_renames() -> None:
@@ -147,7 +147,7 @@ def test_a_signal_saves_within_the_step_and_the_resumed_run_is_the_same(
     ) as caught:
         fit(recipe_of(whole), tmp_path, console=Asking(number, 2 * step - 1))  # `losses` is asked for twice a step
     assert caught.value.code == code
-    assert read(Run(tmp_path).checkpoint("last")).progress["batch"] == step
+    assert read_checkpoint(Run(tmp_path).checkpoint("last")).progress["batch"] == step
     assert content(fit(recipe_of(whole), tmp_path, resume=True)) == content(whole)
 
 
@@ -186,7 +186,7 @@ def test_the_command_saves_and_exits_with_the_code_of_the_signal_within_seconds(
     assert child.wait() == code
     assert time.monotonic() - begun < 5
     assert f"rattle: stopped by {signal.Signals(number).name}; everything is saved in" in child.words()
-    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] > 0
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("last")).progress["step"] > 0
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
@@ -211,5 +211,5 @@ def test_checkpoints_written_by_the_clock_do_not_change_the_result(whole: Run, t
     recipe = replace(recipe_of(whole), save_minutes=0)
     with pytest.raises(Stop):
         fit(recipe, tmp_path, console=Interrupting(steps=5))
-    assert read(Run(tmp_path).checkpoint("last")).progress["step"] == 4
+    assert read_checkpoint(Run(tmp_path).checkpoint("last")).progress["step"] == 4
     assert states(fit(recipe, tmp_path, resume=True)) == states(whole)

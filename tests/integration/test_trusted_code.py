@@ -10,7 +10,7 @@ import rattle
 from rattle.analysis.prepare import compute_landscapes, prepare
 from rattle.analysis.taylor_error import measure_checkpoint
 from rattle.cli.main import main
-from rattle.cli.report import Options, report
+from rattle.cli.report import Options, write_report
 from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.publish.folder import write_folder
@@ -103,7 +103,7 @@ def test_what_reads_no_weights_runs_nothing(planted: Path, capsys: pytest.Captur
     for words in (["table", "run", "honest"], ["compare", "run", "honest"]):
         assert main(words) == 0
     assert prepare(["run"]) == []
-    assert report(Options(runs=("run",), out="again.html")).exists()
+    assert write_report(Options(runs=("run",), out="again.html")).exists()
     assert not (planted / "executed").exists()
 
 
@@ -147,7 +147,7 @@ def test_a_teacher_s_code_runs_by_the_user_s_word_or_where_the_recipe_names_it(p
 
 
 def test_a_checkpoint_without_code_needs_no_word(tmp_path: Path) -> None:
-    checkpoint.save(
+    checkpoint.write_checkpoint(
         tmp_path / "a.safetensors",
         recipe=RECIPE,
         classes=tuple("0123456789"),

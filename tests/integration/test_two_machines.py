@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from support.double_precision import check_equal, five_steps, precisely
 from support.processes import until
@@ -103,7 +103,7 @@ def test_a_job_that_lost_a_machine_ends_and_started_again_equals_one_process(
     until(run.checkpoint("previous").exists, 240)
     switch_off(machines[1])
     assert all(job.wait(120) != 0 for job in jobs)
-    assert 0 < read(run.checkpoint("last")).progress["step"] < 5
+    assert 0 < read_checkpoint(run.checkpoint("last")).progress["step"] < 5
     again = [agent(name, tmp_path) for name in machines]
     codes = [job.wait(240) for job in again]
     assert codes == [0, 0], "".join(path.read_text() for path in tmp_path.glob("?.log"))

@@ -60,8 +60,8 @@ def test_the_gradient_is_that_of_the_training_step(method: str | rattle.Trades) 
         noise=criterion.noise,
         objective=criterion.objective,
         awp=criterion.moved,
-        context=StepContext(draws=ImageStreams(derive_seed(5, loop.ATTACK, 2), torch.arange(len(x)))),
-        shared=torch.Generator().manual_seed(derive_seed(5, loop.WEIGHTS, 2)),
+        context=StepContext(draws=ImageStreams(derive_seed(5, loop.FOR_ATTACK, 2), torch.arange(len(x)))),
+        shared=torch.Generator().manual_seed(derive_seed(5, loop.FOR_WEIGHTS, 2)),
     )
     step(given)
     torch.testing.assert_close(gradients(model), gradients(twin), rtol=1e-6, atol=1e-7)

@@ -7,7 +7,7 @@ import pytest
 from rattle.attacks.registry import ATTACKS
 from rattle.errors import RattleError
 from rattle.models.registry import BUILDERS
-from rattle.objectives.registry import AWP, METHODS, TAYLOR, variants_of
+from rattle.objectives.registry import METHODS, WITH_AWP, WITH_TAYLOR, variants_of
 from rattle.registry import Entry, Registry
 
 
@@ -46,5 +46,5 @@ def test_every_entry_has_a_summary_and_an_object(registry: Registry[object]) -> 
 def test_the_variants_of_a_method_are_those_that_it_has() -> None:
     for name in METHODS.built_in:
         method = METHODS[name]
-        found = {*(AWP if method.awp else ()), *(TAYLOR if hasattr(method.objective, "taylor") else ())}
+        found = {*(WITH_AWP if method.awp else ()), *(WITH_TAYLOR if hasattr(method.objective, "taylor") else ())}
         assert {*variants_of(name)} == found, name

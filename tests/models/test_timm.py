@@ -73,7 +73,7 @@ def test_a_run_of_a_pretrained_model_is_loaded_without_fetching_it_again(tmp_pat
     recipe = replace(RECIPE, model="timm:net,pretrained", width=None)
     model = create_model(recipe.model, classes=3, channels=1)
     path = tmp_path / "last.safetensors"
-    checkpoint.save(path, recipe=recipe, classes=("a", "b", "c"), shape=(1, 8, 8), progress={}, model=model)
+    checkpoint.write_checkpoint(path, recipe=recipe, classes=("a", "b", "c"), shape=(1, 8, 8), progress={}, model=model)
     CALLS.clear()
     loaded = load(path)
     assert CALLS == [{}]

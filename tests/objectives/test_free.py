@@ -19,7 +19,7 @@ from rattle.randomness import derive_seed
 from rattle.recipes.catalog import get_recipe, make_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.training.loop import fit
 from rattle.training.state import ORDER
 
@@ -83,7 +83,7 @@ def test_weights_and_perturbation_after_eighteen_updates_are_those_of_the_twin(
     plain, recipe = copy.deepcopy(model), recipe_of(norm)
     run = fit(recipe, tmp_path / "run", model=model, data=(x, y), log="none")
     delta = twin(plain, x, y, recipe)
-    saved = read(run.checkpoint("last"))
+    saved = read_checkpoint(run.checkpoint("last"))
     assert saved.progress["step"] == 2 * 3 * REPLAYS
     torch.testing.assert_close(saved.tensors["memory.delta"], delta, rtol=1e-9, atol=1e-12)
     assert float(delta.abs().max()) > 0.05
@@ -98,7 +98,7 @@ def test_micro_batches_carry_the_perturbations_of_their_places(tmp_path: Path) -
     for accumulate in (1, 4):
         recipe = recipe_of(accumulate=accumulate)
         run = fit(recipe, tmp_path / str(accumulate), model=copy.deepcopy(plain), data=(x, y), log="none")
-        found.append(read(run.checkpoint("last")).tensors)
+        found.append(read_checkpoint(run.checkpoint("last")).tensors)
     assert float(found[0]["memory.delta"].abs().sum()) > 1
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-9, atol=1e-12, msg=name)

@@ -9,7 +9,7 @@ from torch import nn
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.recipes.catalog import make_recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.weights import EMA
@@ -43,8 +43,8 @@ def train(method: str, folder: Path) -> Run:
 @pytest.mark.parametrize("method", STATE)
 def test_two_ranks_remember_what_one_process_does(method: str, tmp_path: Path) -> None:
     together(lambda: train(method, tmp_path / "two"), tmp_path / "logs")
-    one = read(train(method, tmp_path / "one").checkpoint("last")).tensors
-    two = read(Run(tmp_path / "two").checkpoint("last")).tensors
+    one = read_checkpoint(train(method, tmp_path / "one").checkpoint("last")).tensors
+    two = read_checkpoint(Run(tmp_path / "two").checkpoint("last")).tensors
     assert one.keys() == two.keys()
     assert float(one[STATE[method]].abs().sum()) > 1
     for name, value in one.items():

@@ -21,7 +21,7 @@ from rattle.forward import Outputs
 from rattle.objectives import AT, Mart, Taylor, Trades
 from rattle.objectives.base import StepContext
 from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import describe, get_recipe
+from rattle.recipes.catalog import describe_recipe, get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
@@ -240,7 +240,7 @@ def test_recipes_of_every_method_say_what_they_are() -> None:
     assert get_recipe("cifar100-l2-preact18-s2o-trades-awp").awp == AWP(gamma=0.005, warmup=10)
     asam = get_recipe("digits-linf-cnn-at-asam-2nd")
     assert (asam.awp, asam.method) == (ASAM(), "AT-ASAM + 1st + 2nd")
-    assert "Pang et al. 2021" in describe("cifar10-linf-preact18-pang")
+    assert "Pang et al. 2021" in describe_recipe("cifar10-linf-preact18-pang")
     pang = get_recipe("cifar10-linf-wrn34-10-pang")
     assert [pang.schedule(epoch / pang.epochs) for epoch in (99, 100, 105)] == pytest.approx([1, 0.1, 0.01])
     assert get_recipe("cifar10-linf-preact18-kd-swa").average == SWA(start=55 / 200)

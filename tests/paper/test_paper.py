@@ -19,9 +19,9 @@ from rattle.objectives.base import Teacher
 from rattle.paper import tables
 from rattle.paper.blocks import CHOSEN_ON
 from rattle.paper.estimate import epoch_seconds
-from rattle.paper.plan import entries, plan
+from rattle.paper.plan import entries, plan_table
 from rattle.paper.protocols import CellResult
-from rattle.paper.rows import DATASETS
+from rattle.paper.rows import PAPER_DATASETS
 from rattle.paper.scales import SCALES, Scale, StepSetup
 from rattle.paper.writer import WRITERS, printed_table
 from rattle.recipes.catalog import get_recipe
@@ -112,11 +112,11 @@ def test_blocks_of_ours_name_the_data_and_network_that_ran_and_the_papers_those_
     assert caption == f"published (paper): {tables.table(number).title}".replace("_", r"\_")
     assert not any(word in caption + text for word in ("digits", "small CNN", "smoke-ensemble"))
     for row in tables.table(number).rows:
-        assert f"| {DATASETS[row.dataset]} | {row.architecture} | {row.method}" in text
+        assert f"| {PAPER_DATASETS[row.dataset]} | {row.architecture} | {row.method}" in text
     for row in numbers(out, number)["rows"]:
         if row["ours"]:
             assert (row["ours"]["data"], row["ours"]["network"]) == ("digits", "small CNN (width 2)")
-        assert row["published"]["data"] in DATASETS
+        assert row["published"]["data"] in PAPER_DATASETS
 
 
 def blocks_of(out: Path, number: int) -> list[tuple[str, str]]:
@@ -146,7 +146,7 @@ def test_a_run_stands_once_in_a_block_with_the_rows_it_stands_for(out: Path) -> 
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 8])
 def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str, tmp_path: Path) -> None:
-    planned = plan(number, SCALES[scale], (0, 1, 2), tmp_path)
+    planned = plan_table(number, SCALES[scale], (0, 1, 2), tmp_path)
     change = Difference(mean=-0.1234, interval=Interval(-0.2, -0.1), p=0.0001, test="", n=3)
     flags = tuple((1,) * right + (0,) * (10_000 - right) for right in (4000, 5234, 6468))
     wide = CellResult(sample=Sample(seeds=(0, 1, 2), flags=flags), checkpoints=[])

@@ -10,7 +10,7 @@ import torch
 import rattle
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.recipes.catalog import SETTINGS, get_recipe, make_recipe
+from rattle.recipes.catalog import DATASET_SETTINGS, get_recipe, make_recipe
 from rattle.threat import Threat
 
 METHODS = ["at", "trades", "trades-2nd", "at-awp-1st", "trades-awp-2nd-released", "trades-1st-fast"]
@@ -19,7 +19,7 @@ METHODS = ["at", "trades", "trades-2nd", "at-awp-1st", "trades-awp-2nd-released"
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dataset", ["digits", "svhn"])
 def test_a_recipe_made_for_a_known_dataset_is_the_named_one(dataset: str, method: str) -> None:
-    made = make_recipe(method, data=SETTINGS[dataset].data, model="cnn", norm="l2")
+    made = make_recipe(method, data=DATASET_SETTINGS[dataset].data, model="cnn", norm="l2")
     assert made == get_recipe(f"{dataset}-l2-cnn-{method}")
 
 

@@ -12,11 +12,11 @@ from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Taylor, Trades
-from rattle.recipes.catalog import describe, get_recipe, resolve
+from rattle.recipes.catalog import describe_recipe, get_recipe, resolve
 from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import number
+from rattle.recipes.schema import parse_number
 from rattle.threat import Threat
 from rattle.weights import AWP, EMA, SWA, Noise
 
@@ -120,7 +120,7 @@ def test_numbers_may_be_fractions_and_whole_numbers() -> None:
 @pytest.mark.parametrize("text", ["8/0", "8/", "/255", "1/2/3", "eight", ""])
 def test_a_fraction_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(RattleError, match=r"must be a number such as 0\.03 or 8/255"):
-        number(text)
+        parse_number(text)
 
 
 def test_an_unknown_name_gets_the_nearest_and_a_short_list() -> None:
@@ -194,7 +194,7 @@ def test_imagenet_recipes_have_the_settings_of_large_images_whatever_the_method(
 
 
 def test_a_recipe_is_described_in_one_line() -> None:
-    line = describe("cifar10-l2-preact18-at-awp-1st")
+    line = describe_recipe("cifar10-l2-preact18-at-awp-1st")
     assert line == "AT-AWP + 1st (Madry et al. 2018, Wu et al. 2020); l2 128/255, 200 epochs"
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from rattle.evaluation.samples import Sample, on_shared_images
-from rattle.report import build
+from rattle.report import build_page
 from rattle.report.compare import compare_runs, over_seeds
 from rattle.report.run_data import load_runs
 from rattle.report.tables import write_table
@@ -82,7 +82,7 @@ def test_every_cell_of_the_page_says_its_number_of_images(tmp_path: Path) -> Non
     for folder, robust in zip(folders, (90, 40), strict=True):
         placed(folder, "pgd20", [1] * robust + [0] * (100 - robust), list(range(100)))
     placed(folders[0], "autoattack", [1] * 10, list(range(10)))
-    page = build(folders, tmp_path / "page.html").read_text()
+    page = build_page(folders, tmp_path / "page.html").read_text()
     assert page.count('class="value best"') == 1  # the clear winner under PGD-20, and not the tie on clean images
     assert page.count("<small>n 100</small>") == 4 + 2  # here and in the table over seeds
     assert page.count("<small>n 10</small>") == 1 + 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import ImageColor
 
-from rattle.report import build
+from rattle.report import build_page
 from rattle.report.compare import compare_runs, group_by_method
 from rattle.report.figures import by_setting
 from rattle.report.page import run_colours
@@ -48,7 +48,7 @@ def runs24(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def page24(runs24: list[Path]) -> Page:
-    return Page(build(runs24, runs24[0].parent / "page.html"))
+    return Page(build_page(runs24, runs24[0].parent / "page.html"))
 
 
 def test_a_name_says_what_differs_and_leaves_out_what_all_share(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_settings_that_vary_together_are_named_once_and_too_many_not_at_all(tmp_
 
 def test_a_named_baseline_is_compared_with_each_other_run_alone(tmp_path: Path, command: Command) -> None:
     folders = grid(tmp_path, ("TRADES",), 1)[:3]
-    path = build(folders[:2], baseline=folders[2])
+    path = build_page(folders[:2], baseline=folders[2])
     assert path == folders[0] / "report.html"
     page, runs = Page(path), load_runs([folders[2], *folders[:2]])
     last, *others = [run.label for run in runs]

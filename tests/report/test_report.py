@@ -11,7 +11,7 @@ import pytest
 
 from rattle.errors import RattleError
 from rattle.paper import tables as paper
-from rattle.report import build
+from rattle.report import build_page
 from rattle.report.compare import compare_runs, published_points
 from rattle.report.figures import by_epsilon, confusion_counts, on_one_plane, terms
 from rattle.report.page import for_script
@@ -28,7 +28,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Page:
     root = tmp_path_factory.mktemp("runs")
     first = made.whole(root / "a", right=0.4, steepness=2.0)
     second = made.whole(root / "b", right=0.7, method="TRADES + 1st + 2nd")
-    return Page(build([first, second], root / "page.html"))
+    return Page(build_page([first, second], root / "page.html"))
 
 
 def test_a_page_of_two_runs_has_every_section_and_says_nothing_is_missing(two: Page) -> None:
@@ -92,7 +92,7 @@ def test_html_in_class_names_recipe_names_and_folders_stays_text(tmp_path: Path)
     folder = made.whole(tmp_path / "<b>run<b>", name=HOSTILE, method=HOSTILE)
     made.gallery(folder, classes=(HOSTILE, "<a href='javascript:alert(1)'>x</a>", "%{x}&amp;"))
     (folder / "environment.json").write_text(json.dumps({"device": HOSTILE}))
-    page = Page(build([folder], tmp_path / "page.html"))
+    page = Page(build_page([folder], tmp_path / "page.html"))
     assert len(page.all("script")) == 3
     assert not page.all("b")
     assert not [attrs for _, attrs in page.elements if any(key.startswith("on") for key in attrs)]
@@ -111,7 +111,7 @@ def test_json_inside_a_script_cannot_end_it() -> None:
 
 
 def test_a_run_with_a_recipe_alone_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
-    page = Page(build([made.recipe(tmp_path / "bare")]))
+    page = Page(build_page([made.recipe(tmp_path / "bare")]))
     for words in ("has not been evaluated", "No epoch has been logged", "no landscape", "has no gallery"):
         assert words in page.text
     assert page.figures == []
@@ -122,7 +122,7 @@ def test_a_broken_line_is_named_by_its_number_and_no_number_leaves_a_gap(tmp_pat
     lines = (folder / "metrics.jsonl").read_text().replace('"loss": 1.0', '"loss": NaN')
     lines = lines.replace('"val_clean": 0.75', '"val_clean": "high"')
     (folder / "metrics.jsonl").write_text(lines + '{"epoch": 3, "loss": \n[1]\n')
-    page = Page(build([folder]))
+    page = Page(build_page([folder]))
     assert "metrics.jsonl: broken lines are left out (3, 4)" in page.text
     assert page.figures[1]["data"][0]["y"][1] is None
 
@@ -136,7 +136,7 @@ def test_damaged_results_are_left_out_with_a_note(tmp_path: Path, damage: bytes 
         (folder / "results" / "gallery.npz").write_bytes(damage)
     (folder / "results" / "pgd20.json").write_text('{"attacks": {"pgd20": {"flags": [1]}}, "clean_flags": [1, 1]}')
     (folder / "results" / "flatness.json").write_text("{")
-    page = Page(build([folder]))
+    page = Page(build_page([folder]))
     assert "gallery.npz is damaged or of another version and was left out" in page.text
     assert "pgd20.json does not hold one flag per image and was left out" in page.text
     assert "flatness.json is damaged and was left out" in page.text
@@ -144,11 +144,11 @@ def test_damaged_results_are_left_out_with_a_note(tmp_path: Path, damage: bytes 
 
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="there is no run folder"):
-        build([tmp_path / "nowhere"])
+        build_page([tmp_path / "nowhere"])
     with pytest.raises(RattleError, match=r"it has no recipe\.yaml"):
-        build([tmp_path])
+        build_page([tmp_path])
     with pytest.raises(RattleError, match="at least one"):
-        build([])
+        build_page([])
 
 
 def test_the_curve_over_epsilon_is_the_flags_mean_and_the_confusion_matrix_counts_every_image(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) ->
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
     assert on_one_plane(load_runs([first]))
     assert not on_one_plane(load_runs([first, second]))
-    assert "cannot be compared" in Page(build([first, second])).text
+    assert "cannot be compared" in Page(build_page([first, second])).text
 
 
 def test_the_surfaces_of_a_panel_share_one_loss_scale(two: Page) -> None:
@@ -180,7 +180,7 @@ def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -
     points = published_points(load_runs([folder]), "pgd20", paper.published)
     assert points
     assert all(point.paper and point.label.startswith("paper, Table") for point in points)
-    page = Page(build([folder], published=paper.published))
+    page = Page(build_page([folder], published=paper.published))
     assert "Open diamonds" in page.text
     assert "is not the published recipe" in page.text
     assert published_points(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []

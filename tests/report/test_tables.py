@@ -71,7 +71,7 @@ def test_the_command_prints_or_writes_and_refuses_runs_without_results(tmp_path:
 def test_a_page_and_a_table_of_one_seed_each_do_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
     folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, method="TRADES-AWP"))]
     code = (
-        "import sys; from rattle.report import build, compare, run_data, tables; "
+        "import sys; from rattle.report import build_page, compare, run_data, tables; "
         f"print(tables.write_table(compare.over_seeds(run_data.load_runs({folders})), 'markdown')); "
         "sys.exit(bool({'scipy', 'torch'} & set(sys.modules)))"
     )

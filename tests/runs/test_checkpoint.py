@@ -17,7 +17,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.runs import checkpoint
-from rattle.runs.checkpoint import read, restore_optimizer, save
+from rattle.runs.checkpoint import read_checkpoint, restore_optimizer, write_checkpoint
 from rattle.runs.io import write_atomically
 from rattle.weights import EMA
 
@@ -41,14 +41,14 @@ def saved(tmp_path: Path) -> Path:
     model, optimizer, average = trained()
     path = tmp_path / "last.safetensors"
     about = {"recipe": RECIPE, "classes": tuple("0123456789"), "shape": (1, 8, 8), "progress": PROGRESS}
-    save(path, **about, model=model, average=average, optimizer=optimizer)
+    write_checkpoint(path, **about, model=model, average=average, optimizer=optimizer)
     return path
 
 
 def test_everything_comes_back_bit_for_bit(saved: Path) -> None:
     torch.manual_seed(0)
     model, optimizer, average = trained()  # the same again
-    found = read(saved)
+    found = read_checkpoint(saved)
     assert found.recipe == RECIPE
     assert found.classes == tuple("0123456789")
     assert found.shape == (1, 8, 8)
@@ -67,7 +67,7 @@ def test_everything_comes_back_bit_for_bit(saved: Path) -> None:
 
 def refused(path: Path) -> str:
     with pytest.raises(RattleError) as caught:
-        read(path)
+        read_checkpoint(path)
     sentence = str(caught.value)
     assert str(path) in sentence
     assert "\n" not in sentence
@@ -92,10 +92,10 @@ def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | 
 
 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read(saved)
+    found = read_checkpoint(saved)
     monkeypatch.setattr(checkpoint, "FORMAT", 4)
     model = create_model("cnn", classes=10, channels=1, width=2)
-    save(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
+    write_checkpoint(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
     monkeypatch.undo()
     assert "has checkpoint format 4; this version reads up to 3: upgrade rattle" in refused(saved)
 
@@ -125,13 +125,13 @@ def test_a_file_has_the_entries_that_safetensors_itself_writes(saved: Path) -> N
 
 
 def test_a_checkpoint_of_format_2_opens_and_its_damage_is_noticed(saved: Path) -> None:
-    now = read(saved)
+    now = read_checkpoint(saved)
     with safe_open(saved, framework="pt") as file:
         texts = dict(file.metadata()) | {"format": "2"}
     del texts["digest"]
     texts["digest"] = checkpoint.digest(now.tensors, texts)
     save_file(now.tensors, saved, texts)
-    found = read(saved)
+    found = read_checkpoint(saved)
     assert all(torch.equal(value, now.tensors[key]) for key, value in found.tensors.items())
     content = bytearray(saved.read_bytes())
     content[-1] ^= 0x10

@@ -113,7 +113,7 @@ def test_averaged_weights_are_packed_and_statistics_come_along(tmp_path: Path) -
     with torch.no_grad():
         average.module.head.bias += 1
     parts = {"recipe": recipe, "classes": tuple("0123456789"), "shape": (1, 8, 8), "progress": {"epoch": 3}}
-    checkpoint.save(tmp_path / "c.safetensors", **parts, model=model, average=average)
+    checkpoint.write_checkpoint(tmp_path / "c.safetensors", **parts, model=model, average=average)
     out, x = publish(tmp_path / "c.safetensors", tmp_path / "out"), torch.rand(3, 1, 8, 8)
     assert torch.equal(load(out)(x), average.module.eval()(x))
     assert open_checkpoint(out).progress == {"epoch": 3}

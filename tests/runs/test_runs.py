@@ -11,7 +11,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import save
+from rattle.runs.checkpoint import write_checkpoint
 from rattle.runs.load import resolve_checkpoint
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run
@@ -22,7 +22,7 @@ RECIPE = replace(get_recipe("digits-linf-cnn-trades"), width=2)
 
 def put_checkpoint(path: Path) -> None:
     model = create_model("cnn", classes=10, channels=1, width=2)
-    save(path, recipe=RECIPE, classes=tuple("0123456789"), shape=(1, 8, 8), progress={}, model=model)
+    write_checkpoint(path, recipe=RECIPE, classes=tuple("0123456789"), shape=(1, 8, 8), progress={}, model=model)
 
 
 def begun(folder: Path, recipe: Recipe, **how: bool) -> Run:

@@ -10,7 +10,7 @@ import torch
 from rattle.attacks import PGD
 from rattle.objectives import Taylor, Trades
 from rattle.recipes.recipe import Recipe, ValAttack
-from rattle.runs.checkpoint import Checkpoint, read
+from rattle.runs.checkpoint import Checkpoint, read_checkpoint
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
@@ -33,7 +33,7 @@ def precisely(recipe: Recipe, folder: Path) -> Run:
 
 
 def outcome(run: Run) -> tuple[Checkpoint, dict[str, float]]:
-    return read(run.checkpoint("last")), json.loads(run.metrics.read_text())
+    return read_checkpoint(run.checkpoint("last")), json.loads(run.metrics.read_text())
 
 
 def check_equal(one: Run, other: Run, tolerance: float = 1e-5) -> None:

@@ -66,7 +66,9 @@ def save_run(folder: Path, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:
     folder.mkdir(parents=True)
     run.recipe.write_text(recipe.to_yaml())
     classes, model = tuple(map(str, range(10))), small_cnn(seed)
-    checkpoint.save(run.checkpoint("best"), recipe=recipe, classes=classes, shape=(1, 8, 8), progress={}, model=model)
+    checkpoint.write_checkpoint(
+        run.checkpoint("best"), recipe=recipe, classes=classes, shape=(1, 8, 8), progress={}, model=model
+    )
     return folder
 
 

@@ -15,7 +15,7 @@ from rattle.data.registry import Data
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
-from rattle.runs.checkpoint import digest, read
+from rattle.runs.checkpoint import digest, read_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.training.loop import fit
@@ -79,7 +79,7 @@ def content(run: Run) -> dict[str, object]:
     """What must not depend on when or how often a run was stopped, bit for bit."""
     found: dict[str, object] = {path.name: path.read_bytes() for path in (run.metrics, run.recipe)}
     for name in ("best", "last"):
-        saved = read(run.checkpoint(name))
+        saved = read_checkpoint(run.checkpoint(name))
         found[name] = saved.progress, {key: digest({key: value}, {}) for key, value in saved.tensors.items()}
     return found
 

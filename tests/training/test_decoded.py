@@ -16,7 +16,7 @@ from rattle.evaluation import target as targets
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training import state as states
@@ -58,7 +58,7 @@ def test_a_run_killed_inside_an_epoch_resumes_as_if_nothing_had_happened(
 ) -> None:
     recipe = small(pictures)
     killed(recipe, tmp_path / "run", dies_at((loop, "train_step"), 5))
-    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 4
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 4
     assert content(fit(recipe, tmp_path / "run", resume=True, log="none")) == content(whole)
 
 
@@ -66,7 +66,7 @@ def test_a_run_killed_inside_an_epoch_resumes_as_if_nothing_had_happened(
 def test_the_number_of_workers_changes_nothing(whole: Run, pictures: Path, tmp_path: Path) -> None:
     alone = fit(small(pictures, workers=0), tmp_path / "run", log="none")
     assert alone.metrics.read_bytes() == whole.metrics.read_bytes()
-    one, other = (read(run.checkpoint("last")).tensors for run in (alone, whole))
+    one, other = (read_checkpoint(run.checkpoint("last")).tensors for run in (alone, whole))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -97,7 +97,7 @@ def test_a_run_is_evaluated_the_same_in_bounded_memory(
     command = ["evaluate", str(whole.folder), "--attacks", "pgd5", "--json", "--batch-size", "6", "--out"]
     assert cli.main([*command, str(tmp_path / "memory")]) == 0
     wanted = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(targets, "IN_MEMORY", 0)
+    monkeypatch.setattr(targets, "LARGEST_DECODED", 0)
     target = target_from_checkpoint(whole.folder)
     assert isinstance(target.images().x, Pictures)
     assert isinstance(target.images(torch.arange(3)).x, Pictures)

@@ -20,9 +20,9 @@ from rattle.data import Augment, Data, Dataset, Images
 from rattle.errors import RattleError
 from rattle.models import create_model
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
-from rattle.training.fit_inputs import take
+from rattle.training.fit_inputs import take_images
 from rattle.training.loop import epoch_order
 from rattle.training.state import init_state
 from rattle.weights import EMA
@@ -84,7 +84,7 @@ def fit(out: Path, module: nn.Module | None = None, data: Any = None, made: Reci
 
 
 def weights(run: Run, name: str = "last") -> dict[str, Tensor]:
-    return read(run.checkpoint(name)).part("model")
+    return read_checkpoint(run.checkpoint(name)).part("model")
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -117,7 +117,7 @@ def test_a_module_and_tensors_are_trained_in_place_and_the_best_weights_opened_a
     saved = rattle.Recipe.from_yaml(run.recipe.read_text())
     assert saved.model == f"python:{__name__}.Net"
     assert saved.data.name.startswith("memory:")
-    assert read(run.checkpoint("best")).classes == ("0", "1", "2")
+    assert read_checkpoint(run.checkpoint("best")).classes == ("0", "1", "2")
 
 
 def forms() -> dict[str, Any]:
@@ -137,7 +137,7 @@ def forms() -> dict[str, Any]:
 def test_every_form_of_the_same_images_is_the_same_dataset() -> None:
     made, (x, y) = recipe("at", data=Data(name="memory", val_size=0)), images(channels=3)
     for form, data in forms().items():
-        found = take(made, net(channels=3), data, None)[1].train
+        found = take_images(made, net(channels=3), data, None)[1].train
         assert torch.equal(found.x, x), form
         assert torch.equal(found.y, y), form
 
@@ -145,25 +145,27 @@ def test_every_form_of_the_same_images_is_the_same_dataset() -> None:
 def test_float_images_are_not_rounded() -> None:
     x, y = images()
     half_a_step = (x / 255 + 0.5 / 255).numpy().astype(np.float64)
-    found = take(recipe("at", data=Data(name="memory", val_size=0)), net(), (half_a_step, y.numpy()), None)[1].train
+    found = take_images(recipe("at", data=Data(name="memory", val_size=0)), net(), (half_a_step, y.numpy()), None)[
+        1
+    ].train
     torch.testing.assert_close(found.x, torch.from_numpy(half_a_step).float(), rtol=0, atol=0)
 
 
 def test_images_are_held_out_and_changed_as_the_recipe_says() -> None:
     made = recipe("at", epochs=1, data=Data(name="memory", val_size=9, train_size=33, augment=Augment(pad=2)))
-    taken, found = take(made, None, images(), ("a", "b", "c"))
+    taken, found = take_images(made, None, images(), ("a", "b", "c"))
     assert (len(found.train), len(found.val or ()), len(found.test)) == (33, 9, 0)
     assert found.classes == ("a", "b", "c")
     assert taken.data.augment == Augment(pad=2)
-    _, found = take(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
+    _, found = take_images(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
     assert (len(found.train), len(found.val or ())) == (54, 6)  # not as many as of the recipe's own images
 
 
 def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Path) -> None:
     named = TensorDataset(*images())
     named.classes = ["cat", "dog", "cow"]  # type: ignore[attr-defined]
-    assert take(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
-    assert take(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
+    assert take_images(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
+    assert take_images(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
     with pytest.raises(RattleError, match="the model has 3 outputs, but the data have 2 classes"):
         fit(tmp_path / "a", data=images(2), classes=["a", "b"])
     assert not (tmp_path / "a").exists()
@@ -250,7 +252,7 @@ def test_settings_that_do_nothing_to_what_was_given_are_refused(tmp_path: Path) 
     x, y = images()
     parts = {"train": Images(x[9:], y[9:]), "val": Images(x[:9], y[:9]), "test": Images(x[:3], y[:3])}
     ours = Dataset(name="mine", **parts, classes=("a", "b", "c"))
-    assert len(take(recipe(), net(), ours, None)[1].val or ()) == 9
+    assert len(take_images(recipe(), net(), ours, None)[1].val or ()) == 9
     both = {"model": net(), "data": (x, y)}
     own_size = recipe(data=Data(name="memory", val_size=5))
     for made, given, sentence in (
@@ -303,7 +305,7 @@ def test_imbalanced_classes_are_said_and_drawn_equally_often(tmp_path: Path) -> 
     data = Data(name="memory", val_size=0, balanced=True, augment=Augment(pad=0, flip=False))
     fit(tmp_path / "run", data=(x[kept], y[kept]), made=recipe("trades", epochs=1, data=data), console=console)
     assert "classes are imbalanced: 6 images of 1, 30 of 0" in console.lines
-    _, found = take(recipe("trades", data=data), net(), (x[kept], y[kept]), None)
+    _, found = take_images(recipe("trades", data=data), net(), (x[kept], y[kept]), None)
     order = epoch_order(init_state(recipe("trades", data=data), found, net()), len(kept))
     assert y[kept][torch.cat(order)].bincount().min() >= 8  # two minibatches of 16 of the 42 images
 

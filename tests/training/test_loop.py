@@ -18,7 +18,7 @@ from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training import loop, metrics
@@ -95,7 +95,7 @@ def test_a_run_folder_holds_what_it_promises(whole: Run) -> None:
         "checkpoints/previous.safetensors",
         "lock",
     }
-    assert Recipe.from_yaml(whole.recipe.read_text()) == eventful() == read(whole.checkpoint("best")).recipe
+    assert Recipe.from_yaml(whole.recipe.read_text()) == eventful() == read_checkpoint(whole.checkpoint("best")).recipe
 
 
 def test_the_share_of_a_known_peak_is_shown_and_counting_changes_nothing(
@@ -116,7 +116,7 @@ def test_the_best_checkpoint_is_that_of_the_best_epoch(whole: Run) -> None:
     for line in whole.metrics.read_text().splitlines():
         epoch = json.loads(line)
         robust.append(min(epoch["val_robust_average"], epoch["val_margin_average"]))  # it smooths labels
-    progress = read(whole.checkpoint("best")).progress
+    progress = read_checkpoint(whole.checkpoint("best")).progress
     assert progress["best"] == max(robust)
     assert progress["epoch"] == progress["best_epoch"] == robust.index(max(robust)) + 1
 
@@ -146,7 +146,7 @@ def test_held_out_images_are_judged_every_n_epochs_and_at_the_end(tmp_path: Path
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert ["val_robust" in line for line in lines] == [False, True, True]
     run = fit(replace(recipe, batch_size=1000, data=replace(recipe.data, val_size=0)), tmp_path / "none")
-    best = read(run.checkpoint("best")).progress
+    best = read_checkpoint(run.checkpoint("best")).progress
     assert (best["epoch"], best["step"]) == (3, 3)  # without them the last epoch is the best
     assert "val_robust" not in run.metrics.read_text()
 
@@ -161,7 +161,7 @@ def test_swa_is_the_mean_of_the_epochs_with_statistics_estimated_afresh(tmp_path
     for name, p in average.named_parameters():
         assert torch.allclose(p, (first.get_parameter(name) + last.get_parameter(name)) / 2, atol=1e-6)
     assert not torch.equal(average.body[1].running_mean, last.body[1].running_mean)
-    assert int(read(run.checkpoint("last")).part("average")["n_averaged"]) == 2
+    assert int(read_checkpoint(run.checkpoint("last")).part("average")["n_averaged"]) == 2
 
 
 def test_kept_epochs_are_the_papers_and_change_nothing_else(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_kept_epochs_are_the_papers_and_change_nothing_else(tmp_path: Path) -> N
     plain = fit(replace(recipe, keep_checkpoints="none"), tmp_path / "plain")
     whole = fit(recipe, tmp_path / "whole")
     assert sorted(path.stem for path in whole.checkpoints.glob("epoch-*")) == ["epoch-002", "epoch-003"]
-    assert read(whole.checkpoint("epoch-002")).progress["epoch"] == 2
+    assert read_checkpoint(whole.checkpoint("epoch-002")).progress["epoch"] == 2
     assert plain.metrics.read_bytes() == whole.metrics.read_bytes()
 
 
@@ -182,7 +182,7 @@ def test_a_loss_that_diverges_stops_with_the_step_the_terms_and_the_last_good_ch
     assert sentence.startswith("the loss diverged at step 5 (clean nan, zeroth nan, first nan, second nan); ")
     assert f"the last good checkpoint is {run.checkpoint('last')}; try a smaller optimizer.lr" in sentence
     assert run.divergence == sentence.split(";")[0]
-    saved = read(run.checkpoint("last"))
+    saved = read_checkpoint(run.checkpoint("last"))
     assert saved.progress["epoch"] == 1
     assert all(v.isfinite().all() for v in saved.tensors.values())
 
@@ -192,7 +192,7 @@ def test_weights_that_overflow_in_an_epochs_last_step_are_not_saved(tmp_path: Pa
     recipe = tiny(objective=steep, schedule=late, optimizer=replace(tiny().optimizer, lr=1e-6))
     with pytest.raises(RattleError, match=r"diverged at step 6 \(.*weights nan\); the last good checkpoint is"):
         fit(recipe, tmp_path)
-    assert read(Run(tmp_path).checkpoint("last")).progress["epoch"] == 1
+    assert read_checkpoint(Run(tmp_path).checkpoint("last")).progress["epoch"] == 1
 
 
 def test_fit_takes_a_recipe_by_name_or_folder(whole: Run, tmp_path: Path) -> None:

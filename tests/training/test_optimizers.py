@@ -12,7 +12,7 @@ from rattle.models.registry import create_model
 from rattle.recipes.catalog import make_recipe
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.training.loop import fit
 from rattle.training.state import make_optimizer
 from support.training import tiny
@@ -53,5 +53,5 @@ def test_a_vit_of_timm_trains_with_adamw_and_layer_decay(tmp_path: Path) -> None
     assert scales[model.head.weight] == 1 > scales[model.blocks[2].mlp.fc1.weight] > scales[model.pos_embed]
     x, y = torch.rand(20, 3, 32, 32), torch.arange(20) % 3
     run = fit(replace(recipe, schedule=Cosine(warmup=0.5)), tmp_path, model=model, data=(x, y), log="none")
-    assert read(run.checkpoint("last")).progress["step"] == 2
+    assert read_checkpoint(run.checkpoint("last")).progress["step"] == 2
     assert not torch.equal(before["head.weight"], model.state_dict()["head.weight"])

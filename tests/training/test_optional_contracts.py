@@ -18,7 +18,7 @@ from rattle.objectives import Method, register_method
 from rattle.objectives.base import Batch, Moment, Objective, StepContext, Teacher
 from rattle.objectives.registry import METHODS
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
@@ -81,7 +81,7 @@ def whole(recipe: Recipe, tmp_path: Path) -> Run:
 def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) -> None:
     assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
     assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
-    tensors = read(whole.checkpoint("last")).tensors
+    tensors = read_checkpoint(whole.checkpoint("last")).tensors
     assert any(name.startswith("teachers.along.") for name in tensors)
     assert not any(name.startswith("teachers.before.") for name in tensors)
     assert any(name.startswith("teacher_optimizer.along.") for name in tensors)

@@ -9,7 +9,7 @@ from torch import nn
 
 from rattle.attacks import PGD
 from rattle.errors import RattleError
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.training import loop
 from rattle.training.loop import fit
 from rattle.training.minibatch import ramped_attack
@@ -52,7 +52,7 @@ def test_an_average_begins_as_a_copy_and_keeps_more_and_more(
 
     monkeypatch.setattr(loop, "update_average", spy)
     recipe = tiny("at", average=settings)
-    saved = read(fit(recipe, tmp_path / "run", log="none").checkpoint("last")).tensors
+    saved = read_checkpoint(fit(recipe, tmp_path / "run", log="none").checkpoint("last")).tensors
     assert int(saved["average.n_averaged"]) == 5  # of six steps: begun when a third of the run was done
     average = weights[1]
     for t, w in enumerate(weights[2:]):

@@ -21,7 +21,7 @@ from rattle.objectives.base import StepContext
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.training.loop import fit
 from rattle.training.released import convolution_noise, released_step
 from support.steps import step_inputs
@@ -180,4 +180,4 @@ def test_the_last_short_batch_is_trained_on(tmp_path: Path) -> None:
     recipe = get_recipe("digits-linf-cnn-trades-2nd-released")
     recipe = replace(recipe, epochs=1, width=4, data=replace(recipe.data, train_size=300))
     recipe = replace(recipe, attack=replace(recipe.attack, steps=1), keep_checkpoints="none")
-    assert read(fit(recipe, tmp_path, log="none").checkpoint("last")).progress["step"] == 3
+    assert read_checkpoint(fit(recipe, tmp_path, log="none").checkpoint("last")).progress["step"] == 3

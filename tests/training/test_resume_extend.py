@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rattle.recipes.schedules import OneCycle
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.weights import SWA
@@ -34,7 +34,7 @@ def test_the_epochs_that_were_trained_stay_and_the_others_follow(short: Run, ext
     lines = [json.loads(line) for line in extended.metrics.read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert [line["lr"] for line in lines[2:]] == pytest.approx([0.05 * OneCycle()(step / 12) for step in (8, 11)])
-    assert read(extended.checkpoint("last")).recipe.epochs == 4
+    assert read_checkpoint(extended.checkpoint("last")).recipe.epochs == 4
 
 
 @pytest.mark.parametrize("stop", [{"epochs": 2}, {"steps": 4}])
@@ -51,4 +51,4 @@ def test_an_average_of_epochs_that_has_begun_goes_on_though_its_start_moves(tmp_
     recipe = tiny(average=SWA(start=0.5))
     fit(recipe, tmp_path)
     run = fit(replace(recipe, epochs=5), tmp_path, resume=True)
-    assert int(read(run.checkpoint("last")).tensors["average.n_averaged"]) == 4  # after epochs 2, 3, 4 and 5
+    assert int(read_checkpoint(run.checkpoint("last")).tensors["average.n_averaged"]) == 4  # after epochs 2, 3, 4 and 5

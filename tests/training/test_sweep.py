@@ -24,7 +24,7 @@ from rattle.runs.progress import NullConsole
 from rattle.training import sweep
 from rattle.training.loop import fit
 from rattle.training.slurm import Slurm, submit
-from rattle.training.sweep import Job, folder_name, pending, plan, run_local
+from rattle.training.sweep import Job, folder_name, pending, plan_sweep, run_local
 from support.processes import Child, until
 from support.training import tiny
 
@@ -71,14 +71,14 @@ def test_two_runs_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RattleError, match=r"two runs of the sweep would be called objective.taylor.eta=0.1: give no value twice"
     ):
-        plan(points("--objective.taylor.eta", "0.1", "0.1"), tmp_path)
+        plan_sweep(points("--objective.taylor.eta", "0.1", "0.1"), tmp_path)
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
-    [job] = plan(points("--epochs", "3"), tmp_path)
+    [job] = plan_sweep(points("--epochs", "3"), tmp_path)
     pending([job], NullConsole())
     with pytest.raises(RattleError, match="run holds a run of another recipe: choose another --out"):
-        plan(points("--epochs", "4"), tmp_path)
+        plan_sweep(points("--epochs", "4"), tmp_path)
 
 
 @pytest.mark.parametrize("words", [["--objective.et", "0.1"], ["--epochs", "3", "many"], ["--epochs", "0", "1"]])
@@ -171,7 +171,7 @@ def test_a_process_that_cannot_start_is_not_blamed_on_its_log(tmp_path: Path, mo
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(sweep.subprocess, "Popen", refused)
-    jobs = plan(points(seeds=(0,)), tmp_path)
+    jobs = plan_sweep(points(seeds=(0,)), tmp_path)
     with pytest.raises(RattleError, match=r"cannot start another process .* fewer --jobs"):
         run_local(pending(jobs, NullConsole()), at_once=1, out=tmp_path, console=NullConsole())
 

@@ -17,7 +17,7 @@ from rattle.objectives.base import Teacher
 from rattle.objectives.hat import HAT
 from rattle.recipes.catalog import MEMORY
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole, StoppedBySignal
 from rattle.training.loop import fit as fit_with_events
@@ -42,7 +42,7 @@ def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(tmp_p
     run = fit(recipe, tmp_path / "run")
     begun = init_state(recipe, recipe.data.load()).cotrained.state_dict()
     for name in ("best", "last"):
-        saved = read(run.checkpoint(name)).part("teachers")
+        saved = read_checkpoint(run.checkpoint(name)).part("teachers")
         assert saved.keys() == begun.keys()
         assert not torch.equal(saved["natural.head.weight"], begun["natural.head.weight"])
     assert int(saved["natural.body.1.num_batches_tracked"]) == 6  # AWP or not: two epochs of three steps
@@ -60,7 +60,7 @@ def test_the_command_trains_the_teacher_first_and_says_so(tmp_path: Path, capsys
     weights = f"{run}-teacher-standard/checkpoints/last.safetensors"
     assert main([*command[:-1], str(tmp_path / "given"), "--objective.teacher.weights", weights]) == 0
     assert not (tmp_path / "given-teacher-standard").exists()
-    one, two = (read(Run(tmp_path / name).checkpoint("last")).part("model") for name in ("run", "given"))
+    one, two = (read_checkpoint(Run(tmp_path / name).checkpoint("last")).part("model") for name in ("run", "given"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -75,7 +75,7 @@ def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Pat
     ):
         fit(short("hat"), tmp_path / "run", console=Signalling())
     assert recipe_of(Run(tmp_path / "run")).method == "HAT"  # so that `rattle train RUN --resume` knows what to do
-    assert read(Run(tmp_path / "run-teacher-standard").checkpoint("last")).progress["epoch"] == 1
+    assert read_checkpoint(Run(tmp_path / "run-teacher-standard").checkpoint("last")).progress["epoch"] == 1
     assert fit(recipe_of(Run(tmp_path / "run")), tmp_path / "run", resume=True).checkpoint("best").exists()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rattle.attacks import PGD
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
-from rattle.report import build
+from rattle.report import build_page
 from rattle.threat import Norm, Threat
 from rattle.training.loop import fit
 from rattle.training.validation import SIGNS, false_robustness, fosc, signs
@@ -95,4 +95,4 @@ def test_a_run_that_overfits_one_step_is_told_in_log_metrics_and_page(tmp_path: 
     assert "warning" not in lines[0]
     assert "catastrophic overfitting" in lines[-1]["warning"]
     assert any(line.startswith("warning: ") for line in console.lines)
-    assert "catastrophic overfitting" in build([run.folder]).read_text(encoding="utf-8")
+    assert "catastrophic overfitting" in build_page([run.folder]).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from rattle.errors import RattleError
 from rattle.settings import Bound, Count, Positive, check_settings
 
 SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of weight noise, at which remainders are measured
-Points = Annotated[int, Bound(least=3, most=10**4)]  # of an axis, an odd number, so that 0 is one of them
+AxisPoints = Annotated[int, Bound(least=3, most=10**4)]  # of an axis, an odd number, so that 0 is one of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +15,11 @@ class LandscapeConfig:
     """Images, grids and attack of the landscapes and flatness numbers of a run."""
 
     images: Count = 3  # images whose input space is drawn: the first of each class
-    points: Points = 25  # of each axis in input space
+    points: AxisPoints = 25  # of each axis in input space
     radius: Positive = 2.0  # of the input plane, in units of the threat's epsilon
     weight_images: Count = 128  # test images that the weight-space loss and the flatness numbers are means over
-    line_points: Points = 25  # along the one direction in weight space
-    surface_points: Points = 15  # along each of the two directions
+    line_points: AxisPoints = 25  # along the one direction in weight space
+    surface_points: AxisPoints = 15  # along each of the two directions
     weight_radius: Positive = 1.0  # of the weight landscapes, in lengths of the filters themselves
     attack_steps: Count = 5  # of the attack behind the adversarial loss in weight space
     surface_attacked: bool = True  # adversarial loss over two directions, the slowest part

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import vhp
 
-from rattle.analysis.landscape import as_array, input_gradient, losses_at, mean_loss, random_like, weight_gradient
+from rattle.analysis.landscape import as_array, loss_gradient, losses_at, mean_loss, random_like, weight_gradient
 from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch
 from rattle.randomness import Randomness, streams
@@ -25,15 +25,15 @@ from rattle.runs.io import Plain
 from rattle.threat import Threat
 from rattle.weights import Noise, perturbed
 
-BATCH_SIZE = 256
-STARTS, STEPS = 4, 5  # of the ascents behind the Lipschitz constant
-TOLERANCE = 1e-2
+HESSIAN_BATCH = 256
+STARTS, ASCENT_STEPS = 4, 5  # of the ascents behind the Lipschitz constant
+RESIDUAL_TOLERANCE = 1e-2
 PAPER_NOISE = Noise()  # N(0, 0.01^2), Section 4
 Apply = Callable[[Tensor], Tensor]  # v [n, d] -> Hv [n, d], each row with its own Hessian
 
 
-def batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
+def hessian_batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(HESSIAN_BATCH), y.split(HESSIAN_BATCH), strict=True)
 
 
 def local_lipschitz(
@@ -58,12 +58,12 @@ def local_lipschitz(
     with attack_mode(model):
         for start in range(STARTS):
             point = x if start == 0 else threat.random_start(x, draws)
-            for step in range(STEPS + 1):
-                gradient = torch.cat([input_gradient(model, *batch) for batch in batches(point, y)])
+            for step in range(ASCENT_STEPS + 1):
+                gradient = torch.cat([loss_gradient(model, *batch) for batch in hessian_batches(point, y)])
                 steepest = threat.ascend(torch.zeros_like(x), gradient, 1.0)  # of norm 1, so the product is dual
                 largest = torch.maximum(largest, (gradient * steepest).flatten(1).sum(1))
-                if step < STEPS:
-                    point = threat.project(threat.ascend(point, gradient, 2 * threat.epsilon / STEPS), x)
+                if step < ASCENT_STEPS:
+                    point = threat.project(threat.ascend(point, gradient, 2 * threat.epsilon / ASCENT_STEPS), x)
     return as_array(largest).astype(np.float64)
 
 
@@ -75,7 +75,7 @@ def power_iteration(apply: Apply, v: Tensor, shift: Tensor, iterations: int) -> 
         hv = apply(v) - shift[:, None] * v
         value = (v * hv).sum(1)
         residual = (hv - value[:, None] * v).norm(dim=1)
-        if bool((residual <= TOLERANCE * value.abs()).all()):
+        if bool((residual <= RESIDUAL_TOLERANCE * value.abs()).all()):
             break
         v = torch.where(hv.norm(dim=1, keepdim=True) > 1e-30, hv, v)
     return value, v
@@ -109,7 +109,7 @@ def input_curvature(
     starts = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x)
     values = []
     with attack_mode(model):
-        for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):
+        for (xs, ys), start in zip(hessian_batches(x, y), starts.split(HESSIAN_BATCH), strict=True):
             apply = partial(hessian_product, model, xs, ys)
             values.append(largest_eigenvalue(apply, start.flatten(1), iterations))
     return as_array(torch.cat(values)).astype(np.float64)
@@ -135,7 +135,7 @@ def weight_curvature(
 
     def apply(v: Tensor) -> Tensor:
         total = torch.zeros_like(v)
-        for xs, ys in batches(x, y):
+        for xs, ys in hessian_batches(x, y):
             loss = losses_at(model, xs, ys).sum() / len(x)
             total += weight_gradient(weight_gradient(loss, weights, again=True) @ v[0], weights)
         return total

@@ -241,11 +241,11 @@ class Frontier:
 
     def save(self, folder: Path | str, baseline: str | None = None) -> None:
         """Write frontier.json, frontier.png and frontier.svg."""
-        from rattle.analysis.plots import save
+        from rattle.analysis.plots import save_figure
 
         folder = Path(folder)
         write_json(folder / "frontier.json", self.to_plain(baseline), indent=1)
-        save(self.plot(), folder / "frontier")
+        save_figure(self.plot(), folder / "frontier")
 
 
 def percent_text(sample: Sample) -> str:

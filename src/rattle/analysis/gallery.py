@@ -18,14 +18,14 @@ from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import changes
-from rattle.runs.arrays import GROUPS, Gallery
+from rattle.runs.arrays import GALLERY_GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.load import load_model
 from rattle.runs.progress import SILENT, Advance, Console
 from rattle.weights import eval_mode
 
-ATTACK = "pgd20"
+GALLERY_ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
 MAX_SHOWN, MAX_EXTREME = 10, 5
 NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.workers")  # they do not make another recipe
@@ -76,7 +76,9 @@ def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor)
     order = order[(clean == y)[order]]
     held = (attacked == y)[order]
     failures, survivors = order[~held].flip(0), order[held]
-    return dict(zip(GROUPS, (first_of_each_class(y), failures[:MAX_EXTREME], survivors[:MAX_EXTREME]), strict=True))
+    return dict(
+        zip(GALLERY_GROUPS, (first_of_each_class(y), failures[:MAX_EXTREME], survivors[:MAX_EXTREME]), strict=True)
+    )
 
 
 def gallery(
@@ -86,7 +88,7 @@ def gallery(
     device = choose_device(device)
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
     test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
-    attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
+    attack, radii = get_attack(GALLERY_ATTACK, threat), [r * threat.epsilon for r in RADII]
     title = f"gallery of {saved.recipe.with_seed(saved.recipe.name)}"
     with console.progress(title, len(test)) as advance, eval_mode(model):
         label, confidence, label_adv, confidence_adv = predict_all(model, attack, test, seed, advance)
@@ -94,8 +96,8 @@ def gallery(
         shown = torch.cat(list(groups.values()))
         x, y = floats_for(model, test.x[shown]), test.y[shown]
         x_adv = attack(model, x, y, generator=ImageStreams(seed, shown))  # as above, instead of keeping all of them
-    attacks = {radius: get_attack(ATTACK, replace(threat, epsilon=radius)) for radius in radii}
-    robust = curve(model, test.x, test.y, attacks, name=ATTACK, seed=seed, console=console)
+    attacks = {radius: get_attack(GALLERY_ATTACK, replace(threat, epsilon=radius)) for radius in radii}
+    robust = curve(model, test.x, test.y, attacks, name=GALLERY_ATTACK, seed=seed, console=console)
     return Gallery(
         classes=np.array(data.classes, dtype=np.str_),
         y=as_array(test.y),
@@ -109,10 +111,10 @@ def gallery(
         adversarial_confidence=as_array(confidence_adv[shown]),
         epsilons=np.array(radii),
         robust=np.array([robust[radius] for radius in radii]),
-        attack=ATTACK,
+        attack=GALLERY_ATTACK,
         norm=threat.norm,
         epsilon=float(threat.epsilon),
         step=saved.step,
         overrides=overrides(saved.recipe),
-        group=np.repeat(GROUPS, [len(rows) for rows in groups.values()]),
+        group=np.repeat(GALLERY_GROUPS, [len(rows) for rows in groups.values()]),
     )

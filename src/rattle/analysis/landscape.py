@@ -22,14 +22,14 @@ from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface
 from rattle.threat import length
 from rattle.weights import Delta, perturbed
 
-BATCH_SIZE = 512  # images of a forward pass
+FORWARD_BATCH = 512  # images of a forward pass
 
 
 def as_array(values: Tensor) -> Array:
     return values.detach().cpu().numpy()
 
 
-def axis(radius: float, points: int) -> Array:
+def offsets(radius: float, points: int) -> Array:
     """Evenly spaced from -radius to radius; one more than an even number of points, so that the middle one is 0."""
     half = points // 2
     return np.arange(-half, half + 1) * (radius / half)
@@ -48,7 +48,7 @@ def losses_at(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return losses.ce(logits, y)
 
 
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def loss_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """grad_x of each image's loss, [n, *image]; called inside `attack_mode`."""
     x = x.detach().requires_grad_()
     return torch.autograd.grad(losses_at(model, x, y).sum(), x)[0]
@@ -75,10 +75,10 @@ def input_plane(
     `generator` draws the Rademacher direction.
     """
     check_batch(x, y)
-    steps = axis(radius, points)
+    steps = offsets(radius, points)
     rademacher = streams(generator, len(x), x.device).signs(*x.shape[1:])
     with attack_mode(model):
-        gradient = input_gradient(model, x, y).sign()
+        gradient = loss_gradient(model, x, y).sign()
     return InputPlane(a=steps, b=steps.copy(), gradient=as_array(gradient), rademacher=as_array(rademacher))
 
 
@@ -93,7 +93,7 @@ def input_surface(model: nn.Module, x: Tensor, y: Tensor, plane: InputPlane) -> 
     correct = np.zeros((len(x), len(steps)), bool)
     with attack_mode(model), torch.no_grad():
         for i in range(len(x)):
-            for rows in torch.arange(len(steps)).split(BATCH_SIZE):
+            for rows in torch.arange(len(steps)).split(FORWARD_BATCH):
                 a, b = (step.view(-1, *[1] * (x.ndim - 1)) for step in steps[rows].unbind(1))
                 labels = y[i].expand(len(rows))
                 logits = logits_of(model, x[i] + a * gradient[i] + b * rademacher[i])
@@ -127,7 +127,7 @@ def mean_loss(model: nn.Module, x: Tensor, y: Tensor, attack: Attack | None = No
     Image i always draws the same random numbers, so that neighbouring weights are compared on equal terms.
     """
     total = 0.0
-    for index in torch.arange(len(x), device=x.device).split(BATCH_SIZE):
+    for index in torch.arange(len(x), device=x.device).split(FORWARD_BATCH):
         images, labels = x[index], y[index]
         if attack is not None:
             images = attack(model, images, labels, generator=ImageStreams(seed, index))
@@ -157,7 +157,7 @@ def weight_surface(
     check_batch(x, y)
     if len(directions) not in (1, 2):
         raise RattleError(f"a weight landscape has one or two directions, got {len(directions)}")
-    a = axis(radius, points)
+    a = offsets(radius, points)
     b = a.copy() if len(directions) == 2 else np.zeros(1)
     clean, adversarial = (np.full((len(a), len(b)), np.nan) for _ in range(2))
     with attack_mode(model):

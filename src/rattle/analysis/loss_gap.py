@@ -152,15 +152,15 @@ def measure_gaps(
             "sigma": noise.sigma,
             "checkpoints": measured,
             "over_training": over_training(measured),
-            "answer": answer(label, measured),
+            "answer": gap_answer(label, measured),
         }
         write_json(opened.run.loss_gap, found[label])
-    figure = plot({label: plain["checkpoints"] for label, plain in found.items()})
-    pictures = [plots.save(figure, opened.run.loss_gap.with_suffix(""), dpi=160) for opened in runs]
+    figure = plot_gaps({label: plain["checkpoints"] for label, plain in found.items()})
+    pictures = [plots.save_figure(figure, opened.run.loss_gap.with_suffix(""), dpi=160) for opened in runs]
     return found, pictures[0]
 
 
-def answer(label: str, found: Sequence[Losses]) -> str:
+def gap_answer(label: str, found: Sequence[Losses]) -> str:
     """One sentence on a run."""
 
     def text(value: float | None) -> str:
@@ -176,7 +176,7 @@ def answer(label: str, found: Sequence[Losses]) -> str:
     )
 
 
-def plot(runs: Mapping[str, Sequence[Losses]]) -> Figure:
+def plot_gaps(runs: Mapping[str, Sequence[Losses]]) -> Figure:
     """Over epochs: the correlation over images with its interval; the mean KL and gap; the excess of both losses."""
     with rc_context(plots.STYLE):
         figure = Figure(figsize=(9.5, 6.6), layout="constrained")

@@ -24,18 +24,18 @@ from rattle.runs.paths import printable
 # viridis without its darkest fifth: lines stay visible on the lowest losses
 COLOURS = LinearSegmentedColormap.from_list("loss", mpl.colormaps["viridis"](np.linspace(0.18, 1, 256)))
 LINES = ("#3b6fb6", "#d1682c", "#3a8f5c", "#8a5ab0", "#b5973b", "#5d6b78")
-INK, FAINT = "#222833", "#8d95a3"
+LINE_INK, FAINT = "#222833", "#8d95a3"
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), LINE_INK),
     "axes.edgecolor": FAINT,
     "svg.fonttype": "path",
     "svg.hashsalt": "rattle",  # the same figure gives the same bytes
 }
 
 
-def save(figure: Figure, stem: str | Path, *, dpi: int = 200) -> list[Path]:
+def save_figure(figure: Figure, stem: str | Path, *, dpi: int = 200) -> list[Path]:
     """Write stem.png, at `dpi`, and stem.svg; the folder is created if missing."""
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
@@ -80,7 +80,7 @@ def draw_surface(axes: Any, a: Array, b: Array, loss: Array, scale: Normalize, n
     along, across = np.meshgrid(a, b, indexing="ij")
     axes.computed_zorder = False  # the dot stays in front
     axes.plot_surface(along, across, loss, cmap=COLOURS, norm=scale, rstride=1, cstride=1, edgecolor="white", lw=0.2)
-    axes.plot([0], [0], [loss[len(a) // 2, len(b) // 2]], "o", ms=5, mfc="white", mec=INK, zorder=4)
+    axes.plot([0], [0], [loss[len(a) // 2, len(b) // 2]], "o", ms=5, mfc="white", mec=LINE_INK, zorder=4)
     axes.set(zlim=(low, high))
     axes.view_init(elev=24, azim=-128)
     for side in (axes.xaxis, axes.yaxis, axes.zaxis):

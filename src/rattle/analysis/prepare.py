@@ -47,7 +47,7 @@ class OpenRun:
     checkpoint: Checkpoint
 
 
-def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
+def open_trained(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     """A run; trust_code: as for `load`."""
     if not Path(folder).is_dir():
         raise RattleError(f"there is no run folder {folder}")
@@ -60,7 +60,7 @@ def open_runs(folders: Sequence[Path | str], *, trust_code: bool) -> list[OpenRu
     """Several runs, one or more."""
     if not folders:
         raise RattleError("name at least one run folder")
-    return [open_run(folder, trust_code=trust_code) for folder in folders]
+    return [open_trained(folder, trust_code=trust_code) for folder in folders]
 
 
 def labels(runs: Sequence[OpenRun]) -> list[str]:
@@ -151,7 +151,7 @@ def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
     written = []
     for kind, picture in PICTURES.items():
         figure = picture({label: found[kind] for label, found in stored.items()})
-        paths = [plots.save(figure, opened.run.landscape(kind).with_suffix("")) for opened in runs]
+        paths = [plots.save_figure(figure, opened.run.landscape(kind).with_suffix("")) for opened in runs]
         written += paths[0]
     return written
 
@@ -197,7 +197,7 @@ def prepare(
     for folder in folders:
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):
             try:
-                opened = open_run(folder, trust_code=trust_code)
+                opened = open_trained(folder, trust_code=trust_code)
                 groups.setdefault(opened.checkpoint.images, []).append(opened)
             except RattleError as reason:
                 console.log(f"not computed for {folder}: {reason}")

@@ -116,10 +116,12 @@ def measure_checkpoint(
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}
     plain |= measure_terms(target, recipe, batches=batches, seed=seed)
     write_json(folder / "fidelity.json", plain)
-    return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
+    return plain, plots.save_figure(
+        plot_remainders(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160
+    )
 
 
-def plot(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
+def plot_remainders(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
     """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if it has one."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     figure.suptitle(printable(title), parse_math=False)

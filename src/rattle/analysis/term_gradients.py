@@ -84,7 +84,7 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     order = torch.randperm(len(target.test), generator=shuffled)
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
-    return {"terms": rows, "answer": answer(rows[-1], batches)}
+    return {"terms": rows, "answer": terms_answer(rows[-1], batches)}
 
 
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
@@ -140,7 +140,7 @@ def gradients(
     return term_gradients(model, measured | {WHOLE: total(terms) - total(base)})
 
 
-def answer(row: TermRow, batches: int) -> str:
+def terms_answer(row: TermRow, batches: int) -> str:
     """One sentence: whether what the terms add does something of its own, if the interval of `lasts` says so."""
     verdict = f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
     interval, low, high = "", row["lasts_low"], row["lasts_high"]

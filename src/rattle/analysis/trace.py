@@ -53,23 +53,23 @@ def frontier(
     if isinstance(recipes, Recipe | str):
         recipes = [recipes]
     bases = [resolve(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
-    grid = plan(bases, seeds, points, settings or {}, Path(out))
+    grid = plan_frontier(bases, seeds, points, settings or {}, Path(out))
     runs = jobs_of(grid)
     failed = run_local(pending(runs, console), at_once=jobs, out=Path(out), console=console)
     refuse_failed(failed, runs)
     if any(job.state != "finished" for job in runs):
         raise RattleError("another process trains some of the runs: repeat the command when all are finished")
-    found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)
+    found = gather_points(grid, bases[0].attack.threat, attacks, n, jobs, console)
     found.save(out)
     return found
 
 
-Row = tuple[str, str, dict[float, list[Job]]]  # method, setting, and at each of its values a job for each seed
+MethodRow = tuple[str, str, dict[float, list[Job]]]  # method, setting, and at each of its values a job for each seed
 
 
-def plan(
+def plan_frontier(
     bases: Sequence[Recipe], seeds: Sequence[int], points: int, settings: Mapping[str, Sequence[float]], out: Path
-) -> list[Row]:
+) -> list[MethodRow]:
     """The runs of each method; recipes that cannot be compared are refused."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise RattleError(f"seeds must be different numbers, one or more, got {list(seeds)}")
@@ -83,7 +83,7 @@ def plan(
                 f"{base.name} and {bases[0].name} differ in data or threat: their accuracies compare nothing"
             )
         method = base.method if names.count(base.method) == 1 else base.name
-        setting, values = values_of(base, points, settings)
+        setting, values = trade_off_values(base, points, settings)
         jobs: dict[float, list[Job]] = {value: [] for value in values}
         for value, members in jobs.items():
             for seed in seeds:
@@ -95,7 +95,7 @@ def plan(
     return grid
 
 
-def jobs_of(grid: Sequence[Row]) -> list[Job]:
+def jobs_of(grid: Sequence[MethodRow]) -> list[Job]:
     """All jobs of all methods."""
     found = []
     for _, _, jobs in grid:
@@ -104,15 +104,15 @@ def jobs_of(grid: Sequence[Row]) -> list[Job]:
     return found
 
 
-def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
+def trade_off_values(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
     """The setting of a method and its values, ascending."""
     for name, values in settings.items():
-        if setting_of(base, name) is not None:
+        if trade_off_setting(base, name) is not None:
             if len(set(values)) < 2:
                 raise RattleError(f"{name} has one value: a frontier needs two or more")
             return name, sorted(set(values))
     name = base.objective.trade_off
-    own = setting_of(base, name)
+    own = trade_off_setting(base, name)
     if own is None:
         raise RattleError(
             f"{base.method} has no setting that trades clean for robust accuracy: give one with --setting"
@@ -120,7 +120,7 @@ def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]
     return name, sorted(float(f"{factor * own:.4g}") for factor in FACTORS[:points])
 
 
-def setting_of(recipe: Recipe, name: str) -> float | None:
+def trade_off_setting(recipe: Recipe, name: str) -> float | None:
     """The value of a setting by its dotted name; None if there is no such number."""
     value = flatten(to_plain(recipe)).get(name)
     return value if isinstance(value, int | float) else None
@@ -135,8 +135,8 @@ def with_value(base: Recipe, setting: str, value: float) -> Recipe:
     return recipe
 
 
-def gather(
-    grid: Sequence[Row], threat: Threat, attacks: Sequence[str], n: int | None, jobs: int, console: Console
+def gather_points(
+    grid: Sequence[MethodRow], threat: Threat, attacks: Sequence[str], n: int | None, jobs: int, console: Console
 ) -> Frontier:
     """Attack what was not attacked yet, and read all flags; every run is attacked by the threat of the first recipe."""
     curves = []

@@ -28,7 +28,7 @@ from rattle.runs.paths import Run
 from rattle.runs.progress import SILENT, Console
 
 BARRIER = 0.02  # less accuracy than the straight line between the ends by this much is reported
-BATCH = 250  # images of a pass that estimates BatchNorm statistics
+STATISTICS_BATCH = 250  # images of a pass that estimates BatchNorm statistics
 
 
 class Line:
@@ -61,7 +61,7 @@ class Line:
         return self.model.eval()
 
     def batches(self) -> Iterator[Tensor]:
-        for rows in torch.arange(len(self.train)).split(BATCH):
+        for rows in torch.arange(len(self.train)).split(STATISTICS_BATCH):
             if len(rows) > 1:
                 yield as_float(self.train[rows].x.to(self.target.device), channels_last=False)
 
@@ -73,7 +73,7 @@ class Line:
         model = self.at(t)
         write_atomically(run.recipe, recipe.to_yaml().encode())
         for name in ("best", "last"):
-            checkpoint.save(
+            checkpoint.write_checkpoint(
                 run.checkpoint(name),
                 recipe=recipe,
                 classes=start.classes,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rattle.attacks.apgd import APGD as APGD
     from rattle.attacks.autoattack import AutoAttack as AutoAttack
     from rattle.attacks.base import Attack as Attack
-    from rattle.attacks.base import describe as describe
+    from rattle.attacks.base import describe_attack as describe_attack
     from rattle.attacks.ensemble import AttackSequence as AttackSequence
     from rattle.attacks.ensemble import Ensemble as Ensemble
     from rattle.attacks.fab import FAB as FAB
@@ -25,7 +25,7 @@ __getattr__ = lazy_names(
     {
         "apgd": ["APGD"],
         "autoattack": ["AutoAttack"],
-        "base": ["Attack", "describe"],
+        "base": ["Attack", "describe_attack"],
         "ensemble": ["AttackSequence", "Ensemble"],
         "fab": ["FAB"],
         "pgd": ["PGD"],

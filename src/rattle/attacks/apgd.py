@@ -19,7 +19,7 @@ FEWEST_CLASSES = {"dlr": 3, "dlr-targeted": 4}  # with fewer, the margin that DL
 ALPHA = 0.75  # the momentum of eq. (4): weight of the new step
 
 
-def checkpoints(steps: int) -> set[int]:
+def step_size_checkpoints(steps: int) -> set[int]:
     """After which steps the step size is reconsidered: gaps of 22 %, falling by 3 % to 6 % of the steps (Sec. 3)."""
     gap, fall, least = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
     found, step = set(), gap
@@ -93,7 +93,7 @@ class APGD:
         counts = threat == self.threat  # a point of a larger ball breaks nothing
         if counts:
             result.pack_broken(live, live.x_adv, logits.argmax(1) != live.y)
-        checks, last_check = checkpoints(steps), 0
+        checks, last_check = step_size_checkpoints(steps), 0
         for step in range(1, steps + 1):
             if len(live.y) == 0:
                 break
@@ -107,7 +107,7 @@ class APGD:
                 if step % max(int(0.04 * steps), 1) == 0:
                     adapt_l1(live, threat.epsilon)
             elif step in checks:
-                adapt(live, self.rho * (step - last_check))
+                adapt_step_size(live, self.rho * (step - last_check))
                 last_check = step
         return result.record(live, live.best, live.best_loss)
 
@@ -172,7 +172,7 @@ def next_point(live: Ascent, threat: Threat, *, first: bool) -> Tensor:
     return threat.project(z, live.x)
 
 
-def adapt(live: Ascent, fewest_rises: float) -> None:
+def adapt_step_size(live: Ascent, fewest_rises: float) -> None:
     """At a checkpoint, halve the step where the loss rose too rarely or its maximum did not grow (Sec. 3)."""
     oscillates = live.rises <= fewest_rises
     stuck = ~live.halved & (live.loss_at_check >= live.best_loss)

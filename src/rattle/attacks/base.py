@@ -82,7 +82,7 @@ class DistanceAttack(AttackExtras):
         raise NotImplementedError
 
 
-def describe(attack: Attack) -> Plain:
+def describe_attack(attack: Attack) -> Plain:
     """What a result file records of an attack, as plain data: class, settings, and the components of an ensemble."""
     return attack.metadata() if isinstance(attack, AttackExtras) else class_and_fields(attack)
 

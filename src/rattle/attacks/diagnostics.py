@@ -24,7 +24,7 @@ from rattle.inputs import (
     weights_type,
 )
 
-SAMPLE = 250  # images used at most
+MOST_DIAGNOSED = 250  # images used at most
 # The most that rounding changes logits by in batches of other sizes, as a share of their length.
 ROUNDING, HALF_ROUNDING = 1e-3, 0.05
 PASSES = 5  # that are compared to see whether a model answers at random
@@ -41,7 +41,7 @@ def find_warnings(model: nn.Module, x: Tensor, y: Tensor, attacks: Collection[st
     >>> [warning.split(":")[0] for warning in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
     ['the model returns probabilities', 'with 3 classes apgd-t maximises the margin instead of targeted DLR']
     """
-    x, y = check_batch(x[:SAMPLE], y[:SAMPLE])
+    x, y = check_batch(x[:MOST_DIAGNOSED], y[:MOST_DIAGNOSED])
     with attack_mode(model):
         logits = clean_logits(model, x, y)
         found = [*in_logits(model, x, logits), *while_predicting(model, x), *in_gradients(model, x, y)]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, AttackExtras, class_and_fields, describe
+from rattle.attacks.base import Attack, AttackExtras, class_and_fields, describe_attack
 from rattle.attacks.rows import spawn
 from rattle.errors import RattleError
 from rattle.inputs import NoGradient, check_batch, is_correct
@@ -44,7 +44,7 @@ class Ensemble(AttackExtras):
         return found
 
     def metadata(self) -> Plain:
-        parts = {name: describe(component) for name, component in self.components().items()}
+        parts = {name: describe_attack(component) for name, component in self.components().items()}
         return class_and_fields(self) | {"components": parts}
 
 
@@ -112,5 +112,5 @@ class AttackSequence(Ensemble):
         return dict(self.attacks)
 
     def metadata(self) -> Plain:
-        parts = {name: describe(attack) for name, attack in self.attacks.items()}
+        parts = {name: describe_attack(attack) for name, attack in self.attacks.items()}
         return {"kind": "AttackSequence", "threat": asdict(self.threat), "components": parts}

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, attack_mode
-from rattle.inputs import accepts_channels_last, clean_logits, finite, logits_of
+from rattle.inputs import accepts_channels_last, clean_logits, finite_logits, logits_of
 from rattle.losses import of_others
 from rattle.randomized import Expected
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 FEWEST_ROWS = 64  # of images up to CIFAR's size in a pass: fewer do not fill it
-SMALL = 3 * 32 * 32
+SMALL_IMAGE = 3 * 32 * 32
 
 
 class FlatModel:
@@ -37,7 +37,7 @@ class FlatModel:
         return rows.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
     def logits(self, rows: Tensor) -> Tensor:
-        return finite(logits_of(self.model, self.images(rows)))
+        return finite_logits(logits_of(self.model, self.images(rows)))
 
 
 @dataclass
@@ -128,7 +128,7 @@ def best_of_runs(
         classes = likeliest(logits, y, targets) if targets else y[:, None]
         count = classes.shape[1]
         most_rows = len(x) if count == 1 else max(1, round(share * len(x)))
-        if flat.shape[1] <= SMALL:
+        if flat.shape[1] <= SMALL_IMAGE:
             most_rows = max(most_rows, FEWEST_ROWS)
         best = RunResult(flat)
         random = isinstance(model, Expected)

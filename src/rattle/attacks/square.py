@@ -15,7 +15,7 @@ from rattle.randomness import ImageStreams, Randomness
 from rattle.settings import Count, PositiveShare, check_settings
 from rattle.threat import Threat
 
-BLOCK = 50  # queries whose random numbers are drawn at once
+DRAWN_AHEAD = 50  # queries whose random numbers are drawn at once
 HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which the patch's area halves
 
 
@@ -93,10 +93,10 @@ class Square:
             result.pack_broken(live, live.best, live.loss > 0)
             if len(live.y) == 0 or query == self.queries:
                 break
-            if query % BLOCK == 0:
-                live.places = live.draws.uniform(BLOCK, 5).to(live.x.dtype)
-                live.signs = live.draws.signs(BLOCK, channels).to(live.x.dtype)
-            places, signs = live.places[:, query % BLOCK], live.signs[:, query % BLOCK]
+            if query % DRAWN_AHEAD == 0:
+                live.places = live.draws.uniform(DRAWN_AHEAD, 5).to(live.x.dtype)
+                live.signs = live.draws.signs(DRAWN_AHEAD, channels).to(live.x.dtype)
+            places, signs = live.places[:, query % DRAWN_AHEAD], live.signs[:, query % DRAWN_AHEAD]
             side = patch_side(query, self.p_init, height, width, self.threat.norm)
             if self.threat.norm == "linf":
                 x_new = self.new_square(model, live, side, places, signs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, AttackExtras, attack_mode, describe
+from rattle.attacks.base import Attack, AttackExtras, attack_mode, describe_attack
 from rattle.inputs import accepts_channels_last
 from rattle.randomness import Randomness
 from rattle.settings import Plain
@@ -34,4 +34,4 @@ class Transfer(AttackExtras):
         return {self.name: self.surrogate}
 
     def metadata(self) -> Plain:
-        return {"kind": "Transfer", "surrogate": self.name, "attack": describe(self.attack)}
+        return {"kind": "Transfer", "surrogate": self.name, "attack": describe_attack(self.attack)}

@@ -122,6 +122,6 @@ def usage() -> str:
     )
 
 
-def examples(name: str) -> str:
+def command_examples(name: str) -> str:
     """The first lines of a command's help."""
     return "examples:\n" + "".join(f"  rattle {words}\n" for words in COMMANDS[name].examples)

@@ -20,7 +20,7 @@ from rattle.report.significance import PairedTest, Tests
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
 
-NOTE = (
+COMPARE_NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
     "after Holm's adjustment (tests shown: {n}). Networks are compared, not methods: that takes several seeds."
 )
@@ -53,10 +53,10 @@ def main(args: list[str]) -> None:
         why = "; ".join(refused) or "they share no attack, and `rattle evaluate` has to run one on both"
         raise RattleError(f"nothing can be compared: {why}")
     if options.json:
-        print(json.dumps(to_plain(runs, tests, refused)))
+        print(json.dumps(comparison_record(runs, tests, refused)))
         return
     print_tests(tests, refused)
-    print_beyond(runs)
+    print_compared_classes(runs)
     if not options.baseline and len({test.second for test in tests}) >= ALL_PAIRS:  # all pairs of so many have fewer
         say(f"More than {ALL_PAIRS} models are compared with the first alone.")
 
@@ -74,17 +74,17 @@ def print_tests(tests: Sequence[PairedTest], refused: Sequence[str]) -> None:
         say("A random model's accuracies are means over fresh draws; their p is Student's, over images and draws.")
     for sentence in refused:
         say(f"not compared: {sentence}")
-    note = OVER_SEEDS if any(test.seeds > 1 for test in tests) else NOTE
+    note = OVER_SEEDS if any(test.seeds > 1 for test in tests) else COMPARE_NOTE
     say(note.format(n=len(tests)))
 
 
 def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
-    print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
+    print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [test_row(test) for test in tests])
     say(f"{min(tests, key=by_strength).sentence}.\n")
 
 
-def print_beyond(runs: Sequence[RunData]) -> None:
+def print_compared_classes(runs: Sequence[RunData]) -> None:
     """A table of each model's worst class and calibration error, under each attack; nothing where all is unknown."""
     rows = []
     for run in runs:
@@ -104,7 +104,7 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
     return test.attack != "autoattack", sum(sum(sample.accuracies) for sample in test.samples)
 
 
-def row(test: PairedTest) -> list[str]:
+def test_row(test: PairedTest) -> list[str]:
     if test.seeds > 1:
         accuracies = [sample.summary.percent() for sample in test.samples]
         paired = difference(test.samples[1], test.samples[0])
@@ -117,7 +117,7 @@ def row(test: PairedTest) -> list[str]:
     return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
-def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
+def comparison_record(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
     """What `--json` prints: accuracies and differences as shares of 1."""
     models = []
     for run in runs:

@@ -35,7 +35,7 @@ def main(args: list[str]) -> None:
     if options.action == "get":
         download(options)
     else:
-        show(options)
+        show_dataset(options)
 
 
 def download(options: Options) -> None:
@@ -47,15 +47,15 @@ def download(options: Options) -> None:
     say("\n".join(map(str, paths)) if paths else f"{options.name} needs no download")
 
 
-def show(options: Options) -> None:
+def show_dataset(options: Options) -> None:
     if options.out and not options.out.lower().endswith(".png"):
         raise RattleError(f"--out must be a .png file, got {options.out}")
     check_source(options.name)
     from rattle.data.registry import Data
-    from rattle.data.show import balance, contact_sheet, describe
+    from rattle.data.show import balance, contact_sheet, describe_parts
 
     out = new_file(options.out or f"{slugify(Path(options.name).stem)}-contact-sheet.png", options.overwrite)
     dataset = Data(name=options.name, root=options.root, resize=options.resize, crop=options.crop).source()
-    for header, *rows in (describe(dataset), balance(dataset)):
+    for header, *rows in (describe_parts(dataset), balance(dataset)):
         print_table(header, rows)
     say(f"contact sheet: {contact_sheet(dataset, out)}")

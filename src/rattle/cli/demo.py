@@ -24,18 +24,18 @@ def main(args: list[str]) -> None:
     for method in ("trades", "trades-2nd"):
         folder = str(Path(options.out) / method)
         recipe = f"digits-linf-cnn-{method}"
-        run("train", recipe, "--epochs", epochs, "--seed", seed, "--out", folder, "--overwrite")
-        run("evaluate", folder, "--attacks", "pgd20", "cw20", "--seed", seed)
+        run_command("train", recipe, "--epochs", epochs, "--seed", seed, "--out", folder, "--overwrite")
+        run_command("evaluate", folder, "--attacks", "pgd20", "cw20", "--seed", seed)
         folders.append(folder)
-    run("compare", *folders)
-    run("report", *folders, "--out", str(page))
+    run_command("compare", *folders)
+    run_command("report", *folders, "--out", str(page))
     say(f"\nThe page to look at: {page.resolve()}\n\nWhat to try next:")
     say(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
     say("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
     say("  rattle recipes")
 
 
-def run(command: str, *words: str) -> None:
+def run_command(command: str, *words: str) -> None:
     """Run another command, and show how it is called."""
     say(f"\n$ rattle {command} {' '.join(words)}")
     import_module(f"rattle.cli.{command}").main(list(words))

@@ -25,7 +25,7 @@ from rattle.paper.cost import new_state, one_step, seconds_of
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import digest, read
+from rattle.runs.checkpoint import digest, read_checkpoint
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
@@ -38,7 +38,7 @@ from rattle.weights import Noise
 ZOO, RECIPE = "zoo:digits-linf-cnn-trades-2nd", "digits-linf-cnn-trades-2nd"
 THREAT = Threat(epsilon=0.2)
 VERDICTS = ("pgd20", "cw20", "apgd-ce", "fab-t")
-TOLERANCE = 1e-2  # relative, of a step's gradient: rounding moves a few pixels of x' by a whole step
+STEP_TOLERANCE = 1e-2  # relative, of a step's gradient: rounding moves a few pixels of x' by a whole step
 CLOSE = 1e-3  # relative, of weights trained on one and on two ranks
 STRENGTH = 0.02  # robust accuracy that an attack in bf16 may leave more
 
@@ -82,7 +82,7 @@ def findings(device: torch.device) -> Iterator[tuple[str, Finding]]:
     yield from speeds(device)
 
 
-def digits(device: torch.device, n: int) -> tuple[nn.Module, Tensor, Tensor]:
+def zoo_digits(device: torch.device, n: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A network of the zoo, test images and their labels, on the device."""
     test = Data(name="digits").load().test
     return load(ZOO).to(device), to_float(test.x[:n]).to(device), test.y[:n].to(device)
@@ -90,7 +90,7 @@ def digits(device: torch.device, n: int) -> tuple[nn.Module, Tensor, Tensor]:
 
 def gradient_of_a_step(device: torch.device) -> Tensor:
     """The gradient of a TRADES 1st+2nd step on 32 images, as one vector on the CPU."""
-    model, x, y = digits(device, 32)
+    model, x, y = zoo_digits(device, 32)
     recipe = get_recipe(RECIPE)
     model.train()
     given = StepInputs(
@@ -110,12 +110,14 @@ def gradient_of_a_step(device: torch.device) -> Tensor:
 def check_step(device: torch.device) -> Finding:
     here, there = gradient_of_a_step(torch.device("cpu")), gradient_of_a_step(device)
     error = float((here - there).norm() / here.norm())
-    return Finding(error <= TOLERANCE, f"gradients differ by {error:.1e} of their length (at most {TOLERANCE:g})")
+    return Finding(
+        error <= STEP_TOLERANCE, f"gradients differ by {error:.1e} of their length (at most {STEP_TOLERANCE:g})"
+    )
 
 
-def robust(name: str, device: torch.device, n: int, *, bf16: bool = False) -> Tensor:
+def robust_flags(name: str, device: torch.device, n: int, *, bf16: bool = False) -> Tensor:
     """Which images of the digits an attack leaves correctly classified, [n] bool; bf16: it runs under autocast."""
-    model, x, y = digits(device, n)
+    model, x, y = zoo_digits(device, n)
     draws = ImageStreams(0, torch.arange(n, device=device))
     with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
         x_adv = get_attack(name, THREAT)(model, x, y, generator=draws)
@@ -125,7 +127,7 @@ def robust(name: str, device: torch.device, n: int, *, bf16: bool = False) -> Te
 def check_verdicts(device: torch.device, n: int = 100, names: tuple[str, ...] = VERDICTS) -> Finding:
     counts = []
     for name in names:
-        differ = robust(name, torch.device("cpu"), n) != robust(name, device, n)
+        differ = robust_flags(name, torch.device("cpu"), n) != robust_flags(name, device, n)
         counts.append(int(differ.sum()))
     detail = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
     return Finding(max(counts) <= 1, f"images of {n} whose verdict differs (rounding may move 1): {detail}")
@@ -169,23 +171,23 @@ def check_resume(device: torch.device) -> Finding:
 
 
 def weights_digest(folder: Path) -> str:
-    return digest(read(Run(folder).checkpoint("last")).tensors, {})
+    return digest(read_checkpoint(Run(folder).checkpoint("last")).tensors, {})
 
 
 def check_bf16(device: torch.device) -> Finding:
     n = 300
-    full, half = (float(robust("pgd20", device, n, bf16=bf16).float().mean()) for bf16 in (False, True))
+    full, half = (float(robust_flags("pgd20", device, n, bf16=bf16).float().mean()) for bf16 in (False, True))
     detail = f"PGD-20 leaves {100 * half:.1f} % in bf16, {100 * full:.1f} % in float32 (n {n})"
     return Finding(half <= full + STRENGTH, detail)
 
 
 def check_autoattack(device: torch.device) -> Finding:
     n = 50
-    ours = robust("autoattack", device, n)
+    ours = robust_flags("autoattack", device, n)
     if find_spec("pyautoattack") is not None:
         from pyautoattack.autoattack import AutoAttack as Reference
 
-        model, x, y = digits(device, n)
+        model, x, y = zoo_digits(device, n)
         logging.getLogger("auto-attack").setLevel(logging.ERROR)
         reference = Reference(model, norm="Linf", eps=THREAT.epsilon, seed=0, version="standard", device=device)
         x_adv, _ = reference.run_standard_evaluation(x, y, batch_size=n)
@@ -193,7 +195,7 @@ def check_autoattack(device: torch.device) -> Finding:
     elif device.type == "cpu":
         return Finding(None, "needs pyautoattack to compare with: pip install 'rattle-robust[dev]'")
     else:
-        theirs, name = robust("autoattack", torch.device("cpu"), n), "the CPU"
+        theirs, name = robust_flags("autoattack", torch.device("cpu"), n), "the CPU"
     differ = int((ours != theirs).sum())
     detail = f"{differ} of {n} verdicts differ from those of {name}; robust {int(ours.sum())} and {int(theirs.sum())}"
     return Finding(differ <= 1, detail)
@@ -220,7 +222,9 @@ def check_ranks(device: torch.device) -> Finding:
 
 def vector(folder: Path) -> Tensor:
     """The weights that a run ended with."""
-    return torch.cat([value.float().flatten() for value in read(Run(folder).checkpoint("last")).part("model").values()])
+    return torch.cat(
+        [value.float().flatten() for value in read_checkpoint(Run(folder).checkpoint("last")).part("model").values()]
+    )
 
 
 def timed_recipe(device: torch.device) -> Recipe:

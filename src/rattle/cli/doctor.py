@@ -49,10 +49,10 @@ def main(args: list[str]) -> None:
     moved = float((PGD(steps=20)(create_model("cnn", classes=10, channels=1), x, y) - x).abs().max())
     print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - start:.2f} s")
     if options.device:
-        report(options.device)
+        print_installation(options.device)
 
 
-def report(chosen: str) -> None:
+def print_installation(chosen: str) -> None:
     """Print the checks of a device as Markdown; exits with code 1 if one fails."""
     from rattle.cli.device import findings
     from rattle.runs.distributed import choose_device

@@ -13,12 +13,12 @@ import tyro
 
 from rattle.attacks.registry import list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import RunPath, check_attacks, check_exists, given, parse, take
+from rattle.cli.options import RunPath, check_attacks, check_exists, given, parse, take_options
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
-from rattle.models.registry import check_model
+from rattle.models.registry import check_network_name
 from rattle.recipes.reading import parse_yaml
-from rattle.recipes.schema import ball_text, epsilon_text, number
+from rattle.recipes.schema import ball_text, epsilon_text, parse_number
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
 from rattle.runs.progress import NullConsole
@@ -132,7 +132,7 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         name = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and "." in name and name.split(".")[0] not in own:
             dotted.append(name)
-    changed, rest = take(args, {*dotted}, alone="true")
+    changed, rest = take_options(args, {*dotted}, alone="true")
     options = parse(kind, rest, command)
     check_attacks(options.attacks)
     changes: dict[str, dict[str, str]] = {}
@@ -163,7 +163,7 @@ def parse_threat(text: str) -> ThreatOptions:
         raise unknown("norm", name, list(norms))
     if not colon:
         raise RattleError(f"a threat is a norm and its radius, such as {name}:0.5, got {text!r}")
-    return ThreatOptions(norms[name], number(epsilon, text))
+    return ThreatOptions(norms[name], parse_number(epsilon, text))
 
 
 def check_named(options: Options) -> None:
@@ -174,7 +174,7 @@ def check_named(options: Options) -> None:
     if options.verify and not Path(options.verify).is_file():
         raise RattleError(f"there is no file {options.verify} to verify")
     if not options.path:
-        check_model(options.model)
+        check_network_name(options.model)
         options.check_weights()
         return
     for name in ("weights", "width", "classes", "mean", "std", "resize", "crop"):
@@ -227,7 +227,7 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
     from rattle.runs.distributed import is_main
     from rattle.threat import Threat
 
-    settings, threat = settings_of(options, target), options.threat.over(target.threat)
+    settings, threat = attack_settings(options, target), options.threat.over(target.threat)
     images, attacks = target.images(settings["index"]), chosen_attacks(options.attacks, changes, threat)
     if named:
         threats = [each.over(Threat()) for each in named]
@@ -261,7 +261,7 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
     say(caveats_of(result, classes=len(target.classes), test_images=len(target.test)))
 
 
-def settings_of(options: AttackOptions, target: Target) -> Plain:
+def attack_settings(options: AttackOptions, target: Target) -> Plain:
     """The settings of `evaluate` and `curve` for a target: the images, how they were chosen, and the rest."""
     from rattle.data.dataset import choose_images
     from rattle.runs.distributed import is_main
@@ -294,7 +294,7 @@ def chosen_attacks(names: tuple[str, ...], changes: Changes, threat: Threat) -> 
         usual, settings, label = get_attack(name, threat), {}, [name]
         hints = types_of(type(usual))
         for key, text in sorted(changes.get(name, {}).items()):
-            value = number(text, f"{name}.{key}") if hints.get(key) is float else parse_yaml(text)
+            value = parse_number(text, f"{name}.{key}") if hints.get(key) is float else parse_yaml(text)
             settings[key] = value
             if value != getattr(usual, key, None):
                 label.append(f"{key.replace('_', '-')}={f'{value:.6g}' if isinstance(value, float) else value}")

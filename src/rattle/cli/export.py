@@ -29,7 +29,7 @@ def main(args: list[str]) -> None:
     check_exists(options.path)
     import torch
 
-    from rattle.models.export import difference, export
+    from rattle.models.export import export, logit_difference
     from rattle.runs.load import load_model, open_checkpoint, run_of
 
     saved = open_checkpoint(options.path, trust_code=options.trust_code)
@@ -40,5 +40,5 @@ def main(args: list[str]) -> None:
     model = load_model(saved, averaged=not options.raw)
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)
-    gap = difference(model, x, path, options.format)
+    gap = logit_difference(model, x, path, options.format)
     say(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")

@@ -12,7 +12,7 @@ from rattle.cli.sweep import split_own
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
 from rattle.recipes.names import check_recipe
-from rattle.recipes.schema import number
+from rattle.recipes.schema import parse_number
 from rattle.training.slurm import Slurm, submit
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def main(args: list[str]) -> None:
         check_recipe(text)
     found = between(options, texts, rest) if options.between else trained(options, texts, rest, args)
     if found is not None:
-        show(found, options)
+        show_frontier(found, options)
 
 
 def between(options: Options, texts: list[str], rest: list[str]) -> Frontier:
@@ -92,7 +92,7 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
         raise RattleError("name one recipe or more, the baseline first, or two runs with --between")
     if options.save is not None:
         raise RattleError("--save goes with --between")
-    from rattle.analysis.trace import frontier, jobs_of, plan
+    from rattle.analysis.trace import frontier, jobs_of, plan_frontier
     from rattle.recipes.catalog import resolve
     from rattle.training.sweep import check_jobs, pending
 
@@ -100,9 +100,9 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
     recipes = [with_options(resolve(text), rest, f"frontier {text}")[1] for text in texts]
     refuse_unsaid([] if options.trust_code else recipes, args)
     points = 5 if options.points is None else options.points
-    settings, console, out = settings_of(options.setting), Console(), Path(options.out)
+    settings, console, out = parse_settings(options.setting), Console(), Path(options.out)
     if options.launcher == "slurm":
-        jobs = jobs_of(plan(recipes, options.seeds, points, settings, out))
+        jobs = jobs_of(plan_frontier(recipes, options.seeds, points, settings, out))
         left = pending(jobs, console)
         if left:
             submit(left, options.slurm, out, console, Console)
@@ -124,18 +124,18 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
     )
 
 
-def settings_of(texts: tuple[str, ...]) -> dict[str, list[float]]:
+def parse_settings(texts: tuple[str, ...]) -> dict[str, list[float]]:
     """objective.taylor.eta=0.1,0.2 as a name and numbers."""
     found = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign:
             raise RattleError(f"--setting takes NAME=VALUE,VALUE, such as objective.inv_lambda=1,3,9, got {text!r}")
-        found[name.replace("-", "_")] = [number(value, name) for value in values.split(",")]
+        found[name.replace("-", "_")] = [parse_number(value, name) for value in values.split(",")]
     return found
 
 
-def show(found: Frontier, options: Options) -> None:
+def show_frontier(found: Frontier, options: Options) -> None:
     columns, rows = found.rows()
     print_table(columns, rows, title=f"{found.threat}, accuracy in % [95 % interval]", left=2)
     for note in found.notes:

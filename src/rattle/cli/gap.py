@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPaths, check_exists, parse
 
-COLUMNS = ["epoch", "KL", "loss gap", "correlation, training", "test", "95 %", "clean excess", "adversarial excess"]
+GAP_COLUMNS = ["epoch", "KL", "loss gap", "correlation, training", "test", "95 %", "clean excess", "adversarial excess"]
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ def main(args: list[str]) -> None:
         print(json.dumps(found))
         return
     for label, plain in found.items():
-        print_table(COLUMNS, [row(moment) for moment in plain["checkpoints"]], title=f"{label}, n {plain['n']}")
+        print_table(GAP_COLUMNS, [gap_row(moment) for moment in plain["checkpoints"]], title=f"{label}, n {plain['n']}")
     say("KL, gap: means on training images; correlation: Spearman's over images; excess: loss on test less training.")
     say(f"plot: {pictures[0]}")
     for plain in found.values():
         say(plain["answer"])
 
 
-def row(moment: dict) -> list[str]:
+def gap_row(moment: dict) -> list[str]:
     """One checkpoint in the table."""
     train, test = moment["train"], moment["test"]
     ranks = ["" if each["rank"] is None else f"{each['rank']:.2f}" for each in (train, test)]

@@ -10,7 +10,7 @@ from rattle.cli.options import check_attacks, given, parse
 from rattle.data.sources import check_source
 from rattle.errors import RattleError
 from rattle.evaluation.network import Network
-from rattle.models.registry import check_model
+from rattle.models.registry import check_network_name
 from rattle.recipes.names import split_method
 
 
@@ -40,7 +40,7 @@ def main(args: list[str]) -> None:
     options = parse(Options, args, "harden")
     if not options.model or not options.data:
         raise RattleError("say what to harden, and on which images: --model FILE.py:build --weights w.pt --data FOLDER")
-    check_model(options.model)
+    check_network_name(options.model)
     check_source(options.data)
     options.check_weights()
     split_method(options.method)

@@ -12,7 +12,7 @@ from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.runs.io import read_json
 from rattle.runs.paths import Run
 
-COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
+FLATNESS_COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ def main(args: list[str]) -> None:
         flat = read_json(Run(Path(run)).flatness, []) or {}
         numbers = [f"{flat[name]:.3f}" for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue")]
         rows.append([run, *numbers, f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"])
-    print_table(COLUMNS, rows, title="flatness: smaller is flatter")
+    print_table(FLATNESS_COLUMNS, rows, title="flatness: smaller is flatter")
     say("\n".join(f"  {path}" for path in pictures))

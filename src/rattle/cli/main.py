@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rattle import __version__
-from rattle.cli.commands import COMMANDS, examples, usage
+from rattle.cli.commands import COMMANDS, command_examples, usage
 from rattle.errors import RattleError, first_line, is_out_of_memory, unknown
 from rattle.runs.paths import printable
 from rattle.runs.progress import StoppedBySignal
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if command not in COMMANDS:
         return fail(f"{unknown('command', command, COMMANDS)}; `rattle --help` lists all")
     if {"-h", "--help"} & {*args}:
-        print(examples(command))
+        print(command_examples(command))
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:

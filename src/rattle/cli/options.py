@@ -13,7 +13,7 @@ import tyro
 
 from rattle.attacks.registry import check_attack
 from rattle.errors import RattleError
-from rattle.recipes.schema import epsilon_text, number
+from rattle.recipes.schema import epsilon_text, parse_number
 
 T = TypeVar("T")
 RunPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -29,14 +29,16 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="NUMBER",
-        instance_from_str=lambda words: number(words[0]),
+        instance_from_str=lambda words: parse_number(words[0]),
         is_instance=lambda value: isinstance(value, (int, float)),
         str_from_instance=lambda value: [text if "/" in (text := epsilon_text(value)) else f"{value:.6g}"],
     )
 
 
 @FRACTIONS.primitive_rule
-def normalisation(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def normalisation_option(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """--normalise by the training images, or --normalise MEANS STDS."""
     if info.type != bool | tuple[float, ...]:
         return None
@@ -44,7 +46,7 @@ def normalisation(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
     def read(words: list[str]) -> bool | tuple[float, ...]:
         if words in ([], ["True"], ["False"]):
             return words != ["False"]
-        return tuple(map(number, words))
+        return tuple(map(parse_number, words))
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
@@ -102,7 +104,9 @@ def is_given(args: list[str], name: str) -> bool:
     return any(word.partition("=")[0].replace("_", "-") == f"--{name}" for word in args)
 
 
-def take(args: list[str], names: Iterable[str], *, alone: str | None = None) -> tuple[dict[str, str], list[str]]:
+def take_options(
+    args: list[str], names: Iterable[str], *, alone: str | None = None
+) -> tuple[dict[str, str], list[str]]:
     """Pull `--name VALUE` and `--name=VALUE` out of the arguments; the values by name, and the arguments left.
 
     alone: the value of a name that is given without one, which is refused when this is None.

@@ -59,9 +59,9 @@ def main(args: list[str]) -> None:
     from rattle.paper import writer
     from rattle.paper.cells import compare_rows
     from rattle.paper.estimate import estimate
-    from rattle.paper.plan import plan
+    from rattle.paper.plan import plan_table
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import train
+    from rattle.paper.run import train_jobs
     from rattle.runs.progress import ProgressOnly
     from rattle.training.sweep import check_jobs, pending, refuse_failed
 
@@ -72,7 +72,7 @@ def main(args: list[str]) -> None:
         print_cost(options, scale, title, console)
         return
     out = Path(options.out)
-    planned = plan(number, scale, options.seeds or scale.seeds, out)
+    planned = plan_table(number, scale, options.seeds or scale.seeds, out)
     states = planned.states()
     seconds, disk = estimate(planned, states)
     print_plan(planned, states)
@@ -93,9 +93,9 @@ def main(args: list[str]) -> None:
         submit(todo, options.slurm, runs, console, Console)
         say(f"{len(todo)} of {len(wanted)} runs are in the queue; the same command again prints the table")
         return
-    failed = train(todo, at_once=options.jobs, out=runs, console=console)
+    failed = train_jobs(todo, at_once=options.jobs, out=runs, console=console)
     results = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
-    print_result(writer.printed_table(planned, title, results), number, options, console)
+    print_paper_table(writer.printed_table(planned, title, results), number, options, console)
     refuse_failed(failed, list(planned.jobs.values()))
 
 
@@ -149,10 +149,10 @@ def print_cost(options: Options, scale: Scale, title: str, console: Console) -> 
     if options.plan:
         return
     confirm(options)
-    print_result(cost.printed_table(scale, cost.measure(scale.cost, console), title), 6, options, console)
+    print_paper_table(cost.cost_table(scale, cost.measure_steps(scale.cost, console), title), 6, options, console)
 
 
-def print_result(printed: PrintedTable, number: int, options: Options, console: Console) -> None:
+def print_paper_table(printed: PrintedTable, number: int, options: Options, console: Console) -> None:
     """Print the table, in the terminal block by block, and write it in every format."""
     from rattle.paper import writer
 

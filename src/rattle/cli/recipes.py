@@ -11,7 +11,7 @@ from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.registry import list_models
-from rattle.objectives.registry import GROUPS, METHODS
+from rattle.objectives.registry import METHOD_GROUPS, METHODS
 from rattle.recipes.names import DATASETS, TIMM, list_recipes, split_method, split_recipe
 from rattle.runs import zoo
 
@@ -40,9 +40,9 @@ def main(args: list[str]) -> None:
     elif options.zoo:
         print_names(zoo.list_zoo(), options.filter.removeprefix("zoo:"), zoo_line, "zoo:")
     elif options.filter and is_recipe(options.filter):
-        from rattle.recipes.catalog import describe
+        from rattle.recipes.catalog import describe_recipe
 
-        say(f"{options.filter}  {describe(options.filter)}")
+        say(f"{options.filter}  {describe_recipe(options.filter)}")
     elif options.filter or options.all:
         print_names(list_recipes(), options.filter, recipe_line)
     else:
@@ -78,7 +78,7 @@ def recipe_line(name: str) -> str:
 
 def method_lines() -> Iterator[str]:
     """The methods by group, a line each."""
-    for group, heading in GROUPS.items():
+    for group, heading in METHOD_GROUPS.items():
         yield heading
         for name, entry in METHODS.entries.items():
             if entry.group == group:

@@ -7,7 +7,7 @@ from rattle.cli.console import Console, say
 from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.paper.tables import published
 from rattle.report.frontiers import with_runs
-from rattle.report.page import build
+from rattle.report.page import build_page
 from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
 
@@ -30,11 +30,11 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "report")
     check_exists(*options.runs)
-    path = report(options)
+    path = write_report(options)
     say(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def report(options: Options) -> Path:
+def write_report(options: Options) -> Path:
     """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it.
 
     Of many runs what takes minutes is computed for those alone whose images are shown.
@@ -47,4 +47,4 @@ def report(options: Options) -> Path:
         loaded = load_runs(baseline_first(with_runs(options.runs), baseline))
         shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
         prepare(shown, device=options.device, console=Console(), trust_code=options.trust_code)
-    return build(options.runs, options.out or None, baseline=baseline, published=published)
+    return build_page(options.runs, options.out or None, baseline=baseline, published=published)

@@ -36,8 +36,8 @@ Given again, the same command skips the runs that are finished and continues tho
 --methods trains several methods on one dataset and network, digits-linf-cnn when not given. With --attacks the runs are
 evaluated and compared over seeds: table.md and methods.png in the sweep's folder.
 """
-Point = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
-USUAL = "digits-linf-cnn"  # of --methods alone
+GridPoint = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
+USUAL_BASE = "digits-linf-cnn"  # of --methods alone
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def main(args: list[str]) -> None:
     options = parse(Options, own, "sweep RECIPE")
     if not text and not options.methods:
         raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
-    names = [f"{text or USUAL}-{method}" for method in options.methods] or [text]
+    names = [f"{text or USUAL_BASE}-{method}" for method in options.methods] or [text]
     for name in names:
         check_recipe(name)
     for name in options.attacks:
         check_attack(name)
     from rattle.recipes.catalog import resolve
-    from rattle.training.sweep import check_jobs, pending, plan, refuse_failed, run_local
+    from rattle.training.sweep import check_jobs, pending, plan_sweep, refuse_failed, run_local
 
     check_jobs(options.jobs)
     points = []
@@ -76,8 +76,8 @@ def main(args: list[str]) -> None:
         for point, recipe in grid(resolve(name), name, settings, options.seeds):
             points.append(({"method": method} | point if len(names) > 1 else point, recipe))
     refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
-    out = Path(options.out or f"sweeps/{Path(text or USUAL).stem}")
-    jobs = plan(points, out, trust_code=options.trust_code)
+    out = Path(options.out or f"sweeps/{Path(text or USUAL_BASE).stem}")
+    jobs = plan_sweep(points, out, trust_code=options.trust_code)
     console = Console()
     left = pending(jobs, console)
     if options.launcher == "slurm" and (left or not options.attacks):
@@ -91,12 +91,12 @@ def main(args: list[str]) -> None:
     if not options.attacks:
         conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], out)
     elif ready == len(jobs):
-        measure(jobs, options, out, console)
+        evaluate_jobs(jobs, options, out, console)
 
 
-def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) -> None:
+def evaluate_jobs(jobs: Sequence[Job], options: Options, out: Path, console: Console) -> None:
     """Attack every run on the same images; the table over seeds, each method against the first, and the figure."""
-    from rattle.analysis.plots import save
+    from rattle.analysis.plots import save_figure
     from rattle.analysis.trace import attacked
     from rattle.report.methods_plot import methods_plot
 
@@ -109,7 +109,7 @@ def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) 
     tests, refused = tests_of(runs, runs[0])
     if tests:
         print_tests(tests, refused)
-    save(methods_plot(runs, options.attacks), out / "methods")
+    save_figure(methods_plot(runs, options.attacks), out / "methods")
     say(f"table.md, methods.png and methods.svg are in {out}")
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
@@ -153,7 +153,7 @@ def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def grid(recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: tuple[int, ...]) -> list[Point]:
+def grid(recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: tuple[int, ...]) -> list[GridPoint]:
     """Every point of the grid, and its recipe; a setting that cannot be is refused before anything runs."""
     choices: dict[str, list[list[str]]] = {}
     for name, words in given:

@@ -8,7 +8,7 @@ from rattle.cli.console import say
 from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import RunData, load_runs
-from rattle.report.tables import Format, write_table
+from rattle.report.tables import TableFormat, write_table
 from rattle.runs.io import write_atomically
 
 
@@ -18,7 +18,7 @@ class Options:
     it differs significantly from every other row."""
 
     runs: RunPaths  # evaluated run folders, or folders of results alone
-    format: Format = "markdown"
+    format: TableFormat = "markdown"
     out: str = ""  # file to write; the terminal when not given
 
 

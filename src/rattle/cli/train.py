@@ -12,9 +12,9 @@ import tyro
 
 from rattle.cli import custom
 from rattle.cli.console import Console, say
-from rattle.cli.options import is_given, parse, take, usage_first
+from rattle.cli.options import is_given, parse, take_options, usage_first
 from rattle.errors import RattleError
-from rattle.models.registry import check_model
+from rattle.models.registry import check_network_name
 from rattle.recipes.names import check_recipe
 from rattle.runs.paths import Run, slugify
 
@@ -63,7 +63,7 @@ def main(args: list[str]) -> None:
     with distributed.process_group():
         restarts = distributed.any_rank(distributed.restart_count())  # a machine that came back counts none
         with distributed.raise_on_all_ranks():
-            options, recipe, out = read(args, resume=restarts > 0)
+            options, recipe, out = read_arguments(args, resume=restarts > 0)
             images = None
             if args[0] == "custom":
                 recipe, images = custom.fit_to_images(recipe, args)
@@ -85,7 +85,7 @@ def main(args: list[str]) -> None:
     say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
 
 
-def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str]:
+def read_arguments(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str]:
     """The options, the recipe and the run folder; raises RattleError for what takes no images to refuse.
 
     resume: torchrun has started the job again (--max-restarts), so resume and overwrite nothing.
@@ -95,7 +95,7 @@ def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str
 
     text, rest = args[0], args[1:]
     if text == "custom":
-        base, rest = custom.recipe_of(rest)
+        base, rest = custom.custom_recipe(rest)
     else:
         base = resolve(text)
     options, recipe = with_options(base, rest, f"train {text}")
@@ -114,7 +114,7 @@ def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str
         options = replace(options, resume=True, overwrite=False)
     check_folder(run, resume=options.resume, overwrite=options.overwrite)
     recipe.data.check()
-    check_model(recipe.model)
+    check_network_name(recipe.model)
     if not (options.resume and run.exists()):
         recipe.refuse_idle()
     return options, recipe, out
@@ -125,7 +125,7 @@ def with_options(recipe: Recipe, args: list[str], command: str) -> tuple[Options
     from rattle.recipes.recipe import Recipe
 
     choices = kinds()
-    chosen, rest = take(args, choices)
+    chosen, rest = take_options(args, choices)
     for option, value in chosen.items():
         members = choices[option]
         name = next((name for name in members if name.lower() == value.lower()), None)

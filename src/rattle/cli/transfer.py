@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.cli.console import say
-from rattle.cli.evaluate import AttackOptions, chosen_attacks, parse_attacking, print_result, settings_of
+from rattle.cli.evaluate import AttackOptions, attack_settings, chosen_attacks, parse_attacking, print_result
 from rattle.cli.options import check_exists, given
 from rattle.errors import RattleError
 from rattle.recipes.schema import epsilon_text
@@ -33,7 +33,7 @@ def main(args: list[str]) -> None:
     surrogate, target = (target_from_checkpoint(path, **how) for path in (options.from_, options.to))
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
-    settings, threat = settings_of(options, target), options.threat.over(target.threat)
+    settings, threat = attack_settings(options, target), options.threat.over(target.threat)
     settings["metadata"]["surrogate"] = surrogate.metadata["checkpoint"]
     images = target.images(settings["index"])
     attacks = {}

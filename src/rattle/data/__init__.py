@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rattle.data.registry import batches as batches
     from rattle.data.show import balance as balance
     from rattle.data.show import contact_sheet as contact_sheet
-    from rattle.data.show import describe as describe
+    from rattle.data.show import describe_parts as describe_parts
     from rattle.data.sources import SOURCES as SOURCES
     from rattle.data.sources import list_datasets as list_datasets
     from rattle.data.sources import register_source as register_source
@@ -30,6 +30,6 @@ __getattr__ = lazy_names(
         "files": ["data_root"],
         "registry": ["Data", "batches"],
         "sources": ["SOURCES", "list_datasets", "register_source"],
-        "show": ["balance", "contact_sheet", "describe"],
+        "show": ["balance", "contact_sheet", "describe_parts"],
     },
 )

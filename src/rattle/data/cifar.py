@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.files import find
+from rattle.data.files import find_folder
 from rattle.data.pickles import as_text, load_pickle
 from rattle.data.sources import URLS
 from rattle.errors import RattleError
@@ -36,7 +36,7 @@ CIFAR100 = Layout("cifar100", "cifar-100-python", ("train",), "test", "meta", "f
 
 
 def cifar(layout: Layout, root: Path) -> Dataset:
-    path = find(layout.name, root, (layout.folder, URLS[layout.name][0].file))
+    path = find_folder(layout.name, root, (layout.folder, URLS[layout.name][0].file))
     read = read_folder if path.is_dir() else read_archive
     loaded = {}
     for file, raw in read(path, (*layout.train, layout.test, layout.meta)).items():

@@ -93,17 +93,17 @@ def saturate(x: Array, severity: int, random: Random) -> Array:
 def pixelate(x: Array, severity: int, random: Random) -> Array:
     side = (x.shape[1], x.shape[0])
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity]
-    small = picture(x).resize((int(side[0] * share), int(side[1] * share)), Image.Resampling.BOX)
+    small = to_picture(x).resize((int(side[0] * share), int(side[1] * share)), Image.Resampling.BOX)
     return pixels(small.resize(side, Image.Resampling.BOX), x)
 
 
 def jpeg_compression(x: Array, severity: int, random: Random) -> Array:
     file = BytesIO()
-    picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[severity])
+    to_picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[severity])
     return pixels(Image.open(file), x)
 
 
-def picture(x: Array) -> Image.Image:
+def to_picture(x: Array) -> Image.Image:
     levels = np.rint(x * 255).astype(np.uint8)
     return Image.fromarray(levels[:, :, 0] if x.shape[2] == 1 else levels)
 
@@ -112,7 +112,7 @@ def pixels(found: Image.Image, x: Array) -> Array:
     return np.asarray(found, np.float64).reshape(x.shape) / 255
 
 
-KINDS: dict[str, Callable[[Array, int, Random], Array]] = {
+CORRUPTIONS: dict[str, Callable[[Array, int, Random], Array]] = {
     kind.__name__: kind
     for kind in (
         gaussian_noise,
@@ -133,7 +133,7 @@ KINDS: dict[str, Callable[[Array, int, Random], Array]] = {
 
 def kinds_for(channels: int) -> list[str]:
     """The kinds that change images of so many channels: grey ones have no saturation."""
-    return [kind for kind in KINDS if kind != "saturate" or channels == 3]
+    return [kind for kind in CORRUPTIONS if kind != "saturate" or channels == 3]
 
 
 def corrupt(x: Array, kind: str, severity: int, index: Array, seed: int = 0) -> Array:
@@ -142,9 +142,9 @@ def corrupt(x: Array, kind: str, severity: int, index: Array, seed: int = 0) -> 
     >>> int(corrupt(np.full((1, 3, 8, 8), 100, np.uint8), "brightness", 5, np.arange(1))[0, 0, 0, 0])
     176
     """
-    found, number = np.empty_like(x), list(KINDS).index(kind)
+    found, number = np.empty_like(x), list(CORRUPTIONS).index(kind)
     for place, image in enumerate(index):
         random = np.random.default_rng((seed, number, severity, int(image)))
-        moved = KINDS[kind](x[place].transpose(1, 2, 0) / 255, severity - 1, random)
+        moved = CORRUPTIONS[kind](x[place].transpose(1, 2, 0) / 255, severity - 1, random)
         found[place] = (moved.clip(0, 1) * 255 + 1e-9).astype(np.uint8).transpose(2, 0, 1)  # as theirs, rounded down
     return found

@@ -15,7 +15,7 @@ from rattle.errors import RattleError
 from rattle.settings import check_type
 
 Names = tuple[str, ...]  # of classes: label i is that of names[i]
-COMPARED = 4096  # images in the checksum of a part
+CHECKSUM_IMAGES = 4096  # images in the checksum of a part
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 UNEVEN = 3  # times as many images in the largest class as in the smallest
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
@@ -75,7 +75,7 @@ class Images:
         if self.decoded:
             found.update(self.x.files.names.tobytes())
         elif len(self):
-            rows = torch.linspace(0, len(self) - 1, min(len(self), COMPARED)).long()
+            rows = torch.linspace(0, len(self) - 1, min(len(self), CHECKSUM_IMAGES)).long()
             found.update(self[rows].x.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 
@@ -154,14 +154,14 @@ class Dataset:
 
 def check_part(part: Images, name: str, classes: int) -> None:
     """Refuse labels that are no classes, and floats outside [0, 1]."""
-    check_labels(part.y, classes, name)
+    check_class_range(part.y, classes, name)
     if part.x.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
         least, most = float(part.x.min()), float(part.x.max())
         if not (least >= 0 and most <= 1):  # also true for NaN
             raise RattleError(f"{name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
 
 
-def check_labels(y: Tensor, classes: int, where: str) -> None:
+def check_class_range(y: Tensor, classes: int, where: str) -> None:
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
         raise RattleError(f"{where}: labels run from {low} to {high}, but there are {classes} classes")

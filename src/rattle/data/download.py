@@ -11,11 +11,11 @@ from rattle.data.sources import SOURCES, URLS, Remote
 from rattle.errors import RattleError, first_line, unknown
 
 # progress(title, total) is a context that yields advance(bytes), as the consoles' `progress` method is.
-Progress = Callable[..., AbstractContextManager[Callable[[int], None]]]
+ProgressBar = Callable[..., AbstractContextManager[Callable[[int], None]]]
 TIMEOUT, CHUNK = 30, 2**18  # seconds, bytes
 
 
-def get(name: str, root: str | Path | None = None, *, progress: Progress | None = None) -> list[Path]:
+def get(name: str, root: str | Path | None = None, *, progress: ProgressBar | None = None) -> list[Path]:
     """Download a dataset to root/name, except files that are there already; returns the paths of its files.
 
     name: a registered dataset. root: folder of all datasets; RATTLE_DATA, or ./data, by default.
@@ -31,10 +31,10 @@ def get(name: str, root: str | Path | None = None, *, progress: Progress | None 
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
     shown = progress or (lambda *_, **__: nullcontext(lambda _: None))
-    return [fetch(remote, folder, shown) for remote in URLS[name]]
+    return [download(remote, folder, shown) for remote in URLS[name]]
 
 
-def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
+def download(remote: Remote, folder: Path, progress: ProgressBar) -> Path:
     """Download one file. An existing file is replaced only by one whose checksum is right."""
     path = folder / remote.file
     if path.exists() and md5(path) == remote.md5:

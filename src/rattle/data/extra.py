@@ -6,8 +6,8 @@ will do as well.
 
 from pathlib import Path
 
-from rattle.data.dataset import Dataset, Images, check_labels
-from rattle.data.npz import load_images, open_arrays, read_labels
+from rattle.data.dataset import Dataset, Images, check_class_range
+from rattle.data.npz import open_arrays, read_array, read_labels
 from rattle.data.resize import scale_images
 from rattle.errors import RattleError
 
@@ -26,8 +26,8 @@ def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
             found = ", ".join(arrays) or "nothing"
             raise RattleError(f"{path} holds {found}; extra images should be under image and label, or under x and y")
         y = read_labels(arrays[keys[1]], f"{path}: {keys[1]}")
-        check_labels(y, len(data.classes), f"{path}: {keys[1]}")
-        images = load_images(arrays, keys[0], y, path)
+        check_class_range(y, len(data.classes), f"{path}: {keys[1]}")
+        images = read_array(arrays, keys[0], y, path)
     if side:
         images = scale_images(images, side)
     own, extra = list(data.train.shape[1:]), list(images.shape[1:])

@@ -14,7 +14,7 @@ from rattle.errors import RattleError, first_line
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array
 DENSEST = 100  # bytes that a byte of a larger array may unpack to; photographs come to 2, grey drawings to 10
-IN_MEMORY = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
+LARGEST_READ = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
 MEMBER_LIMIT = 2**30  # bytes of one unpacked file of a known dataset; the largest, CIFAR-100's train, has 155 MB
 
 
@@ -23,7 +23,7 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(root or os.environ.get("RATTLE_DATA") or "data").expanduser()
 
 
-def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
+def find_folder(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
     """The first existing path among `files` of dataset `name`; a file that has the name of an official one must be it.
 
     files: alternative names. folders: where to look under root; root/name and root by default.
@@ -75,7 +75,7 @@ def open_arrays(path: Path) -> Iterator[NpzFile]:
     """The arrays of a file, to be read while it is open; arrays of Python objects, which need pickle, are refused."""
     with readable(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for info in arrays.zip.infolist():
-            limit = min(ARRAY_LIMIT, max(IN_MEMORY, DENSEST * info.compress_size))
+            limit = min(ARRAY_LIMIT, max(LARGEST_READ, DENSEST * info.compress_size))
             if info.file_size > limit:
                 name = info.filename.removesuffix(".npy")
                 raise RattleError(f"{path}: {name} would unpack to {info.file_size:,} bytes, over {limit:,}: not read")

@@ -17,7 +17,7 @@ from rattle.data.dataset import Dataset, Images, Names, train_test_split
 from rattle.data.decode import PictureFiles, Pictures
 from rattle.errors import RattleError, unknown
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 TEST = ("test", "val", "validation")
 RESIZE = 8 / 7  # of the shorter side to the side of a crop: 256 to 224
 Load = Callable[[Path, Names], Images]  # (folder of a part, its classes) -> its images
@@ -25,7 +25,7 @@ Load = Callable[[Path, Names], Images]  # (folder of a part, its classes) -> its
 
 def folder(path: Path, seed: int, resize: int | None = None) -> Dataset:
     """The dataset in a folder, its pictures in memory."""
-    return read_parts(path, seed, partial(load_images, resize=resize))
+    return read_splits(path, seed, partial(read_pictures, resize=resize))
 
 
 def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, workers: int | None) -> Dataset:
@@ -37,10 +37,10 @@ def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, work
         files = PictureFiles(part, encoded, crop, resize or round(RESIZE * crop))
         return Images(Pictures(files, workers), torch.tensor(labels))
 
-    return read_parts(path, seed, load)
+    return read_splits(path, seed, load)
 
 
-def read_parts(path: Path, seed: int, load: Load) -> Dataset:
+def read_splits(path: Path, seed: int, load: Load) -> Dataset:
     """Classes are the sub-folders of the training part in alphabetical order; a set without parts is split by seed."""
     train = path / "train"
     tests = [path / name for name in TEST if (path / name).is_dir()]
@@ -72,15 +72,15 @@ def list_pictures(path: Path, classes: Names) -> tuple[list[str], list[int]]:
     labels = []
     for label, name in enumerate(classes):
         every = glob.glob(f"{glob.escape(name)}/**/*", root_dir=path, recursive=True)
-        found = sorted(file for file in every if file.lower().endswith(SUFFIXES))
+        found = sorted(file for file in every if file.lower().endswith(PICTURE_SUFFIXES))
         if not found and (path / name).is_dir():
-            raise RattleError(f"{path / name} holds no {', '.join(SUFFIXES)} file")
+            raise RattleError(f"{path / name} holds no {', '.join(PICTURE_SUFFIXES)} file")
         names += found
         labels += [label] * len(found)
     return names, labels
 
 
-def load_images(path: Path, classes: Names, resize: int | None) -> Images:
+def read_pictures(path: Path, classes: Names, resize: int | None) -> Images:
     """All pictures in memory."""
     names, labels = list_pictures(path, classes)
     files = [path / name for name in names]

@@ -12,7 +12,7 @@ from rattle.errors import RattleError, first_line
 
 def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     """`owner/name` or `owner/name:config`: its splits train and test (or validation); train alone is split by seed."""
-    splits = fetch(name)
+    splits = fetch_rows(name)
     if "train" not in splits:
         raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
     image, label = find_columns(name, splits["train"])
@@ -37,7 +37,7 @@ def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     return train_test_split(name, part("train"), classes, seed)
 
 
-def fetch(name: str) -> Any:
+def fetch_rows(name: str) -> Any:
     """The splits by name; downloads only what the cache of `datasets` lacks, and never runs a dataset's own code."""
     try:
         import datasets

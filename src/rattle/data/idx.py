@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images, Names
-from rattle.data.files import MEMBER_LIMIT, find, readable
+from rattle.data.files import MEMBER_LIMIT, find_folder, readable
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
@@ -20,7 +20,7 @@ def idx_dataset(name: str, torchvision: str, classes: Names, root: Path) -> Data
 
     def load_images(prefix: str) -> Images:
         stems = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-        images, labels = (find(name, root, (f"{stem}.gz", stem), folders) for stem in stems)
+        images, labels = (find_folder(name, root, (f"{stem}.gz", stem), folders) for stem in stems)
         x, y = read_idx(images, 3), read_idx(labels, 1)
         return Images(torch.from_numpy(x[:, None]), torch.from_numpy(y.astype(np.int64)))
 

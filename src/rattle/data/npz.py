@@ -11,11 +11,11 @@ from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images, Names, train_test_split
-from rattle.data.files import IN_MEMORY, open_arrays
+from rattle.data.files import LARGEST_READ, open_arrays
 from rattle.errors import RattleError
 
 MOST_CLASSES = 100_000  # more are a mistake, and would take much memory
-BLOCK = 4096  # images that are converted at a time
+CONVERTED_AT_ONCE = 4096  # images that are converted at a time
 AS_NUMBERS = "number them from 0 with `classes, y = np.unique(y, return_inverse=True)` and save `classes` too"
 
 
@@ -31,7 +31,7 @@ def npz(path: Path, seed: int) -> Dataset:
         y = {part: read_labels(arrays[f"y{part}"], f"{path}: y{part}") for part in parts}
         highest = max(int(labels.max()) for labels in y.values())
         classes = read_classes(arrays.get("classes"), highest, path)
-        images = {part: load_images(arrays, f"x{part}", y[part], path) for part in parts}
+        images = {part: read_array(arrays, f"x{part}", y[part], path) for part in parts}
     if "_test" not in images:
         return train_test_split(path.stem, images[""], classes, seed)
     test = images["_test"]
@@ -63,11 +63,11 @@ def read_classes(names: np.ndarray | None, highest: int, path: Path) -> Names:
     return tuple(map(str, range(highest + 1)))
 
 
-def load_images(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
+def read_array(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
     """An array as uint8 [n, C, H, W]; of four axes, exactly one must look like channels."""
     where = f"{path}: {key}"
     info = arrays.zip.getinfo(f"{key}.npy")  # type: ignore[union-attr]
-    mapped = info.file_size > IN_MEMORY and info.compress_type == zipfile.ZIP_STORED
+    mapped = info.file_size > LARGEST_READ and info.compress_type == zipfile.ZIP_STORED
     stored = map_array(path, info) if mapped else arrays[key]
     if stored.ndim and len(stored) != len(y):
         raise RattleError(f"{where} has {len(stored)} images, but there are {len(y)} labels")
@@ -85,8 +85,8 @@ def load_images(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the array is not writable
             return Images(torch.from_numpy(stored), y)
     x = np.empty(stored.shape, np.uint8)
-    for start in range(0, len(x), BLOCK):
-        x[start : start + BLOCK] = to_uint8(stored[start : start + BLOCK], where)
+    for start in range(0, len(x), CONVERTED_AT_ONCE):
+        x[start : start + CONVERTED_AT_ONCE] = to_uint8(stored[start : start + CONVERTED_AT_ONCE], where)
     return Images(torch.from_numpy(x), y)
 
 

@@ -16,7 +16,7 @@ from rattle.errors import RattleError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG")
+PICTURE_FORMATS = ("PNG", "JPEG")
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits
 
 
@@ -28,7 +28,7 @@ def open_picture(file: Path) -> Iterator[Image]:
     """
     from PIL import Image
 
-    with readable(file), Image.open(file, formats=FORMATS) as picture:
+    with readable(file), Image.open(file, formats=PICTURE_FORMATS) as picture:
         yield picture
 
 

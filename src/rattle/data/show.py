@@ -5,8 +5,8 @@ from pathlib import Path
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import atomic_write
 
-TILE, HEADER, MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
-INK = "#222222"
+TILE, HEADER, SHEET_MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
+TEXT_INK = "#222222"
 Rows = list[tuple[str, ...]]  # of a table, header first
 
 
@@ -16,7 +16,7 @@ def parts(data: Dataset) -> dict[str, Images]:
     return {name: images for name, images in named.items() if images}
 
 
-def describe(data: Dataset) -> Rows:
+def describe_parts(data: Dataset) -> Rows:
     """Each part's number of images, their shape and their size in memory."""
     rows: Rows = [("part", "images", "shape", "bytes")]
     for name, images in parts(data).items():
@@ -46,18 +46,18 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     from PIL import Image, ImageDraw, ImageOps
 
     part, images = next(iter(parts(data).items()))
-    sheet = Image.new("RGB", (MARGIN + columns * TILE, HEADER + len(data.classes) * TILE), "white")
+    sheet = Image.new("RGB", (SHEET_MARGIN + columns * TILE, HEADER + len(data.classes) * TILE), "white")
     draw = ImageDraw.Draw(sheet)
     title = f"{data.name}: {len(images):,} {part} images, {shape_of(images)}"
-    draw.text((10, HEADER // 2), title, INK, anchor="lm", font_size=18)
+    draw.text((10, HEADER // 2), title, TEXT_INK, anchor="lm", font_size=18)
     for label, name in enumerate(data.classes):
         top = HEADER + label * TILE
-        draw.text((MARGIN - 8, top + TILE // 2), name[:24], INK, anchor="rm", font_size=14)
+        draw.text((SHEET_MARGIN - 8, top + TILE // 2), name[:24], TEXT_INK, anchor="rm", font_size=14)
         chosen = images[(images.y == label).nonzero().squeeze(1)[:columns]].x.numpy()
         for column, x in enumerate(chosen):
             picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
             tile = ImageOps.contain(picture, (TILE - 4, TILE - 4), Image.Resampling.NEAREST)
-            sheet.paste(tile, (MARGIN + column * TILE, top))
+            sheet.paste(tile, (SHEET_MARGIN + column * TILE, top))
     with atomic_write(Path(path)) as temporary:
         sheet.save(temporary, format="PNG")
     return Path(path)

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.files import find
+from rattle.data.files import find_folder
 
 
 def svhn(root: Path) -> Dataset:
-    train, test = (load_images(find("svhn", root, (f"{part}_32x32.mat",))) for part in ("train", "test"))
+    train, test = (read_mat(find_folder("svhn", root, (f"{part}_32x32.mat",))) for part in ("train", "test"))
     return Dataset(name="svhn", train=train, test=test, classes=tuple("0123456789"))
 
 
-def load_images(path: Path) -> Images:
+def read_mat(path: Path) -> Images:
     """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0.
 
     `find` returns only files with the official checksum: scipy's parser crashes on some damaged ones.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import AttackExtras, describe
+from rattle.attacks.base import AttackExtras, describe_attack
 from rattle.attacks.ensemble import Found
 from rattle.data.decode import Pictures
 from rattle.evaluation.results import check_name
@@ -44,7 +44,12 @@ def cache_key(
     `mask` says which images are attacked, if not all that are correct; `index` is their numbers in the dataset, from
     which random draws follow; `draws` those of a random model. Weights of an attack's own models count too.
     """
-    settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": list(map(int, mask))}
+    settings = {
+        "attack": describe_attack(attack),
+        "seed": seed,
+        "batch_size": batch_size,
+        "start": list(map(int, mask)),
+    }
     if list(index) != list(range(len(index))):
         settings["index"] = list(index)
     if any(draws):
@@ -108,7 +113,7 @@ def write_parts(path: Path, found: Found) -> None:
         torch.save({"x_adv": found.x_adv, "correct": found.correct, "seconds": found.seconds}, file)
 
 
-def read_parts(path: Path | None, x: Tensor, parts: int) -> Found | None:
+def read_batches(path: Path | None, x: Tensor, parts: int) -> Found | None:
     """What `write_parts` stored of an ensemble of so many parts on the images x; None if that is absent or damaged."""
     try:
         if path is None or path.is_symlink() or not path.is_file():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rattle.runs.io import Plain
 from rattle.stats import Interval, minimum_interval
 
-FEWEST = 10  # images of a class from which on its accuracy is shown
+FEWEST_OF_CLASS = 10  # images of a class from which on its accuracy is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def worst_class(flags: Sequence[float], labels: Sequence[int]) -> WorstClass | N
     correct = dict.fromkeys(sizes, 0.0)
     for flag, label in zip(flags, labels, strict=False):
         correct[label] += flag
-    if len(sizes) < 2 or min(sizes.values()) < FEWEST:
+    if len(sizes) < 2 or min(sizes.values()) < FEWEST_OF_CLASS:
         return None
     shares = {label: correct[label] / size for label, size in sizes.items()}
     worst = min(shares, key=lambda label: shares[label])

@@ -21,7 +21,7 @@ from rattle.stats import mean_interval
 from rattle.weights import eval_mode
 
 MADE = "made"  # instead of a folder: corruptions of the target's own test images
-BATCH = 250
+CORRUPTED_BATCH = 250
 Parts = Mapping[str, Callable[[int, Tensor], Images]]  # kind -> its images at a severity from 1 on, by base image
 
 
@@ -39,7 +39,7 @@ def measure_corruptions(
     source: a folder of KIND.npy and labels.npy as CIFAR-10-C has them, or `made`. n: images, a sample, classes in
     proportion; all when not given. seed: of what is made. out: the folder of the file, the target's own when not given.
     """
-    y, parts = made(target, seed) if source == MADE else stored(target, Path(source).expanduser())
+    y, parts = made(target, seed) if source == MADE else stored_corruptions(target, Path(source).expanduser())
     index = choose_images(y, n, seed=sample_seed)
     correct = np.zeros((len(parts), SEVERITIES, len(index)), bool)
     for number, images_of in enumerate(parts.values()):
@@ -52,19 +52,21 @@ def measure_corruptions(
         "seed": seed,
         "sample_seed": sample_seed,
         "severities": SEVERITIES,
-        "mean": summary(correct),
+        "mean": corruption_summary(correct),
         "kinds": {},
     }
     for kind, of_kind in zip(parts, correct, strict=True):
-        found["kinds"][kind] = summary(of_kind) | {"by_severity": [summary(each) for each in of_kind]}
+        found["kinds"][kind] = corruption_summary(of_kind) | {
+            "by_severity": [corruption_summary(each) for each in of_kind]
+        }
     if source == MADE:
-        found["clean"] = summary(flags(target, target.test.subset(index)))
+        found["clean"] = corruption_summary(flags(target, target.test.subset(index)))
     folder = out or target.results
     write_json(folder / Run.corruptions.name, found, indent=1)
     return found
 
 
-def summary(correct: np.ndarray) -> Plain:
+def corruption_summary(correct: np.ndarray) -> Plain:
     """Accuracy with its 95 % interval over images, of flags [..., n]: an image's mean over kinds and severities."""
     of_images = correct.reshape(-1, correct.shape[-1]).mean(0)
     return {"accuracy": float(of_images.mean()), **mean_interval(of_images.tolist())._asdict()}
@@ -73,7 +75,7 @@ def summary(correct: np.ndarray) -> Plain:
 def flags(target: Target, images: Images) -> np.ndarray:
     """Which images the model classifies correctly, [n] bool."""
     with eval_mode(target.model):
-        return classify(make_plan(target.model, images.x, images.y, batch_size=BATCH))[0].numpy()
+        return classify(make_plan(target.model, images.x, images.y, batch_size=CORRUPTED_BATCH))[0].numpy()
 
 
 def made(target: Target, seed: int) -> tuple[Tensor, Parts]:
@@ -89,7 +91,7 @@ def made(target: Target, seed: int) -> tuple[Tensor, Parts]:
     return test.y, {kind: partial(images_of, kind) for kind in kinds_for(test.shape[1])}
 
 
-def stored(target: Target, folder: Path) -> tuple[Tensor, Parts]:
+def stored_corruptions(target: Target, folder: Path) -> tuple[Tensor, Parts]:
     """Labels of the images that were corrupted, and each kind's part of its file."""
     kinds = read_corruptions(folder)
     first = next(iter(kinds.values()))

@@ -63,7 +63,7 @@ def pilot_rates(model: nn.Module, x: Tensor, y: Tensor, draws: int) -> Tensor:
     return (predictions(model, x, y, draws // 2) == y).double().mean(0)
 
 
-def measure(model: nn.Module, x: Tensor, y: Tensor, pilot: Tensor, draws: int) -> Measured:
+def measure_draws(model: nn.Module, x: Tensor, y: Tensor, pilot: Tensor, draws: int) -> Measured:
     """Rates by fresh draws: K where the pilot's draws disagreed, a quarter of that where they were all of one mind."""
     few = draws // 4
     votes = y.new_full((draws, len(y)), -1)  # -1: not drawn
@@ -88,7 +88,7 @@ def measure_all(plan: EvalPlan) -> dict[int, Measured]:
             x, y = plan.images(rows)
             with seeded(derive_seed(plan.seed, first, CLEAN), x.device):
                 pilot = pilot_rates(plan.model, x, y, plan.draws)
-                found[first] = measure(plan.model, x, y, pilot, plan.draws)
+                found[first] = measure_draws(plan.model, x, y, pilot, plan.draws)
     for other in distributed.gather(found):
         found |= other
     return dict(sorted(found.items()))
@@ -145,7 +145,7 @@ def attack_random(
                     rows = left[worse]
                     if len(rows):
                         x_adv[rows] = points[worse]
-                        found[rows] = measure(model, x_adv[rows], y[rows], pilot[worse], draws)
+                        found[rows] = measure_draws(model, x_adv[rows], y[rows], pilot[worse], draws)
             except NoGradient:
                 if not components:
                     raise  # in an ensemble other components need none

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import DistanceAttack, describe
+from rattle.attacks.base import DistanceAttack, describe_attack
 from rattle.attacks.diagnostics import find_warnings, is_random, post_checks
 from rattle.attacks.ensemble import components_of
 from rattle.data.decode import Pictures
@@ -43,7 +43,7 @@ LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: 
 SAMPLE = 250  # images from which a model's warnings are found
 EOT = 16  # draws of a random model that attacks average over
 DRAWS = 32  # fresh ones that a rate is measured by
-Points = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
+PercentagePoints = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class EvalPlan:
     channels_last: bool  # the layout of the images that the model is given
     batch_size: Count
     out: Path | None = None
-    within: Points | None = None
+    within: PercentagePoints | None = None
     seconds: float | None = None  # that an attack may take, see `minutes`
     jobs: Count = 1
     seed: int = 0
@@ -380,7 +380,7 @@ def run_attack(
     if cache and plan.save_adversarial:
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n], flags[0], cache))
     result = AttackResult(
-        settings=describe(attack),
+        settings=describe_attack(attack),
         flags=flags[0].tolist(),
         seconds=sum(row["seconds"] for row in found.values()),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},

@@ -16,7 +16,7 @@ from rattle.evaluation.results import check_name
 from rattle.recipes.schema import ball_text
 from rattle.threat import Norm, Threat
 
-LARGEST_BATCH, SMALLEST_BATCH = 250, 16
+LARGEST_BATCH, SMALLEST_EVALUATED = 250, 16
 WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, str | Attack]
 
@@ -41,7 +41,7 @@ def default_batch_size(model: nn.Module, device: torch.device) -> int:
     if device.type != "cpu":
         return LARGEST_BATCH
     weights = sum(p.numel() for p in model.parameters())
-    return min(LARGEST_BATCH, max(SMALLEST_BATCH, WEIGHTS_IN_A_BATCH // max(1, weights)))
+    return min(LARGEST_BATCH, max(SMALLEST_EVALUATED, WEIGHTS_IN_A_BATCH // max(1, weights)))
 
 
 def image_checksums(x: Tensor | Pictures, y: Tensor) -> list[str]:

@@ -54,7 +54,7 @@ def in_processes(
             "MALLOC_MMAP_MAX_": "0",  # glibc keeps the memory of large tensors for the next ones
             "MALLOC_TRIM_THRESHOLD_": str(2**40),
         },
-        initializer=prepare,
+        initializer=prepare_process,
         initargs=(os.getpid(), folders_of(model)),
     )
     pending = set()
@@ -89,7 +89,7 @@ def finished(pending: set[Future[Any]]) -> Iterator[Any]:
         yield future.result()
 
 
-def prepare(parent: int, folders: list[str]) -> None:
+def prepare_process(parent: int, folders: list[str]) -> None:
     """Runs first in each process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     sys.path += folders

@@ -11,7 +11,7 @@ from rattle.inputs import is_correct, logits_of
 from rattle.models.layers import Normalise
 
 # Means and stds that training scripts use, by the number of channels.
-USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
+USUAL_STATISTICS: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     1: {
         "MNIST": ((0.1307,), (0.3081,)),
         "Fashion-MNIST": ((0.2860,), (0.3530,)),
@@ -25,7 +25,11 @@ USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
         "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     },
 }
-GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that does, images from which on to judge
+GOOD, GAIN, FEWEST_JUDGED = (
+    0.9,
+    0.1,
+    50,
+)  # accuracy that asks for no hint, gain that does, images from which on to judge
 
 
 @torch.no_grad()
@@ -36,7 +40,7 @@ def near_chance(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
     """
     logits = logits_of(model, x)
     offsets = logits.argmax(1) - y
-    if len(y) >= FEWEST and (offsets == 0).double().mean() < NEAR_CHANCE / logits.shape[1]:
+    if len(y) >= FEWEST_JUDGED and (offsets == 0).double().mean() < NEAR_CHANCE / logits.shape[1]:
         yield (
             f"clean accuracy is near chance, most often a prediction is the label {int(offsets.mode().values):+d}: "
             "are the weights, the labels and the normalisation those of its training?"
@@ -49,12 +53,14 @@ def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[st
     x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 there is no warning.
     """
     plain, n = float(is_correct(model, x, y).double().mean()), len(y)
-    if n < FEWEST or plain >= GOOD or x.ndim != 4:
+    if n < FEWEST_JUDGED or plain >= GOOD or x.ndim != 4:
         return
-    found = {name: accuracy(model, x, y, *usual) for name, usual in USUAL.get(x.shape[1], {}).items()}
+    found = {
+        name: normalised_accuracy(model, x, y, *usual) for name, usual in USUAL_STATISTICS.get(x.shape[1], {}).items()
+    }
     best = max(found, key=lambda name: found[name], default="")
     if best and found[best] >= plain + GAIN:
-        mean, std = (" ".join(map(str, values)) for values in USUAL[x.shape[1]][best])
+        mean, std = (" ".join(map(str, values)) for values in USUAL_STATISTICS[x.shape[1]][best])
         yield (
             f"{plain:.1%} of the first {n} images are classified correctly, but {found[best]:.1%} when they are "
             f"normalised as for {best}: was the model trained so? Then give --mean {mean} --std {std} (in Python "
@@ -63,7 +69,9 @@ def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[st
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
+def normalised_accuracy(
+    model: nn.Module, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+) -> float:
     """On normalised images; 0 if the model gives no usable logits for them."""
     try:
         return float(is_correct(model, Normalise(mean, std).to(x)(x), y).double().mean())

@@ -75,11 +75,11 @@ class AttackResult:
             "settings": self.settings,
             "n": len(self.flags),
             "seconds": self.seconds,
-            **robust(self.flags, self.error),
+            **robust_figures(self.flags, self.error),
         }
         if self.parts:
             plain["parts"] = {
-                name: robust(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
+                name: robust_figures(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
                 for name, flags in self.parts.items()
             }
         if self.confidence:
@@ -157,11 +157,11 @@ class Evaluation:
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
-        rows = [record("clean", self.clean, 0.0, self.error)]
+        rows = [attack_record("clean", self.clean, 0.0, self.error)]
         for name, attack in self.attacks.items():
-            rows.append(record(name, attack.flags, attack.seconds, attack.error))
+            rows.append(attack_record(name, attack.flags, attack.seconds, attack.error))
             for part, flags in attack.parts.items():
-                rows.append(record(f"{name}: {part}", flags, attack.part_seconds.get(part, 0.0), attack.error))
+                rows.append(attack_record(f"{name}: {part}", flags, attack.part_seconds.get(part, 0.0), attack.error))
         return rows
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ class Evaluation:
         return plain | {"advice": list(self.warnings)}
 
 
-def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
+def attack_record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
     interval = mean_interval(flags, error)._asdict()
     return {"attack": name, "n": len(flags), "accuracy": fmean(flags), **interval, "seconds": seconds}
 
@@ -254,7 +254,7 @@ def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
     return {f"{name}_accuracy": fmean(flags), f"{name}_interval": interval}
 
 
-def robust(flags: Sequence[float], error: float = 0.0) -> Plain:
+def robust_figures(flags: Sequence[float], error: float = 0.0) -> Plain:
     """Robust accuracy, its interval, and a flag or rate an image."""
     return share("robust", flags, error) | {"flags": numbers(flags)}
 
@@ -280,7 +280,7 @@ def save_results(result: Evaluation, folder: Path) -> None:
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:
     """Accuracy, interval and flags at each epsilon."""
-    return {"attack": attack, "points": [{"epsilon": e, **robust(flags)} for e, flags in points.items()]}
+    return {"attack": attack, "points": [{"epsilon": e, **robust_figures(flags)} for e, flags in points.items()]}
 
 
 def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:

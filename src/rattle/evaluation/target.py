@@ -23,8 +23,8 @@ from rattle.runs.io import Plain
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
-COMPARED = 8  # images on which an ONNX file's network is held against onnxruntime
-IN_MEMORY = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
+ONNX_IMAGES = 8  # images on which an ONNX file's network is held against onnxruntime
+LARGEST_DECODED = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Target:
     def images(self, index: Tensor | None = None) -> Images:
         """The test images of an index, or all of them, on the model's device; many encoded ones stay encoded."""
         chosen = self.test if index is None else self.test.subset(index)
-        return chosen if chosen.decoded and chosen.nbytes > IN_MEMORY else chosen.to(self.device)
+        return chosen if chosen.decoded and chosen.nbytes > LARGEST_DECODED else chosen.to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +139,7 @@ def from_onnx(network: Network, test: Images, channels: int) -> nn.Module:
     """The network of an ONNX file, compared with onnxruntime on the first test images."""
     from rattle.models.onnx import read_onnx
 
-    x = as_float(test[torch.arange(min(COMPARED, len(test)))].x, channels_last=False)
+    x = as_float(test[torch.arange(min(ONNX_IMAGES, len(test)))].x, channels_last=False)
     return read_onnx(network.model, x, normalisation((network.mean, network.std) if network.mean else None, channels))
 
 

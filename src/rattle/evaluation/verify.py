@@ -20,7 +20,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack
 from rattle.attacks.ensemble import Ensemble, run_components
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, read_parts, write_parts
+from rattle.evaluation.cache import ResultCache, read_batches, write_parts
 from rattle.evaluation.draws import Measured, attack_random
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.progress import AttackProgress
@@ -77,7 +77,7 @@ def attack_batch(
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
     elif isinstance(attack, Ensemble):
-        found = stored = read_parts(state, x, len(attack.components()))
+        found = stored = read_batches(state, x, len(attack.components()))
         if stored is not None and progress is not None:
             progress.end_component(len(stored.seconds) - 1, stored.correct[-1])
         for found in run_components(attack, model, x, y, draws, still_correct, stored):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
-from rattle.attacks.diagnostics import SAMPLE, is_random
+from rattle.attacks.diagnostics import MOST_DIAGNOSED, is_random
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
@@ -28,7 +28,7 @@ from rattle.inputs import logits_of
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
-NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
+REFERENCE_NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
 AT_RANDOM = (
     "the model answers at random: as in the reference, one unlucky draw counts as broken, and draws that hide "
     "gradients count as robust; rattle.evaluate measures its expected accuracy"
@@ -53,8 +53,8 @@ class AutoAttack:
         device: torch.device | str | None = None,  # where to run; where the model is when None
         log_path: str | Path | None = None,  # the lines go to this file, too
     ) -> None:
-        if norm not in NORMS:
-            raise unknown("norm", norm, NORMS)
+        if norm not in REFERENCE_NORMS:
+            raise unknown("norm", norm, REFERENCE_NORMS)
         if version not in VERSIONS:
             raise unknown("version", version, VERSIONS)
         if is_tf_model:
@@ -64,7 +64,7 @@ class AutoAttack:
         self.model = model if device is None else model.to(device)
         self.norm, self.epsilon, self.seed, self.version = norm, eps, seed, version
         self.verbose, self.log_path = verbose, log_path
-        self.threat = Threat(norm=NORMS[norm], epsilon=eps)
+        self.threat = Threat(norm=REFERENCE_NORMS[norm], epsilon=eps)
         self.attacks_to_run = list(attacks_to_run if version == "custom" else components(version, self.threat))
 
     def run_standard_evaluation(
@@ -131,7 +131,7 @@ class AutoAttack:
         log, device = log or self.log, next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
         with eval_mode(self.model):
-            random = is_random(self.model, x[:SAMPLE])
+            random = is_random(self.model, x[:MOST_DIAGNOSED])
         if random:
             log(f"warning: {AT_RANDOM}")
             warnings.warn(AT_RANDOM, stacklevel=3)

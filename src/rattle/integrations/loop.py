@@ -28,7 +28,7 @@ try:
 except ImportError:
     Metric = None
 
-WEIGHTS, ATTACK = range(2)  # purposes of a seed
+FOR_WEIGHTS, FOR_ATTACK = range(2)  # purposes of a seed
 
 
 class RobustLoss(nn.Module):
@@ -90,9 +90,11 @@ class RobustLoss(nn.Module):
         """x, x', y and what u is drawn from in the outer step."""
         x, y = check_batch(x, y, soft=True)
         own, n = bare(model), len(x)
-        shared = torch.Generator().manual_seed(derive_seed(self.seed, WEIGHTS, self.calls))  # the same u on every rank
+        shared = torch.Generator().manual_seed(
+            derive_seed(self.seed, FOR_WEIGHTS, self.calls)
+        )  # the same u on every rank
         place = torch.arange(n, device=x.device) + n * distributed.rank()
-        draws = ImageStreams(derive_seed(self.seed, ATTACK, self.calls), place)
+        draws = ImageStreams(derive_seed(self.seed, FOR_ATTACK, self.calls), place)
         attack = self.objective.attack(self.attack, StepContext(draws=draws))
         with perturbed(own, self.noise.at("inner")(own, generator=shared)), images_checked():
             x_adv = attack(own, x, y, generator=draws)

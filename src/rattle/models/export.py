@@ -18,31 +18,31 @@ from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line, unknown
 
-Format = Literal["safetensors", "torchscript", "onnx"]
+ExportFormat = Literal["safetensors", "torchscript", "onnx"]
 Logits = Callable[[Tensor], Tensor]  # of images
-TOLERANCE = 1e-4  # relative to the largest logit, at least 1; float32 sums in another order differ by far less
+EXPORT_TOLERANCE = 1e-4  # relative to the largest logit, at least 1; float32 sums in another order differ by far less
 
 
-def export(model: nn.Module, example: Tensor, path: str | Path, format: Format = "safetensors") -> Path:
+def export(model: nn.Module, example: Tensor, path: str | Path, format: ExportFormat = "safetensors") -> Path:
     """Write the model to a file, which appears only if its logits on the example equal the model's.
 
     model: left as it is. example: images [n, C, H, W] to compare on. path: file to write, replaced if it exists.
     format: ONNX needs the extra `onnx`.
     """
-    if format not in FORMATS:
-        raise unknown("export format", format, FORMATS)
+    if format not in EXPORT_FORMATS:
+        raise unknown("export format", format, EXPORT_FORMATS)
     if example.ndim != 4 or len(example) == 0:
         raise RattleError(f"export needs example images [n, C, H, W], got shape {list(example.shape)}")
     path = Path(path)
     model, x = _plain_copies(model, example)
-    write, _ = FORMATS[format]
+    write, _ = EXPORT_FORMATS[format]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             written = Path(folder) / path.name
             write(model, x, written)
-            found = difference(model, x, written, format)
-            allowed = TOLERANCE * max(1.0, float(model(x).abs().max()))
+            found = logit_difference(model, x, written, format)
+            allowed = EXPORT_TOLERANCE * max(1.0, float(model(x).abs().max()))
             if not found <= allowed:  # also true for NaN
                 raise RattleError(
                     f"the {format} file does not compute what the model does: logits differ by {found:.3g} "
@@ -55,13 +55,15 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
     return path
 
 
-def difference(model: nn.Module, example: Tensor, path: str | Path, format: Format = "safetensors") -> float:
+def logit_difference(
+    model: nn.Module, example: Tensor, path: str | Path, format: ExportFormat = "safetensors"
+) -> float:
     """The largest absolute difference between the logits of an exported file and of the model.
 
     example: images [n, C, H, W]; compared as one batch, and the first one alone.
     """
     model, x = _plain_copies(model, example)
-    _, read = FORMATS[format]
+    _, read = EXPORT_FORMATS[format]
     run = read(model, Path(path))
     return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
 
@@ -123,7 +125,7 @@ def _read_onnx(model: nn.Module, path: Path) -> Logits:
 
 
 # For each format, write(model, example, path) and read(model, path) -> a function from images to logits.
-FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Logits]]] = {
+EXPORT_FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Logits]]] = {
     "safetensors": (_write_safetensors, _read_safetensors),
     "torchscript": (_write_torchscript, _read_torchscript),
     "onnx": (_write_onnx, _read_onnx),

@@ -8,7 +8,7 @@ from rattle.inputs import logits_of
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
-SHOWN = 8  # linear layers that an error lists, the last ones
+LISTED_LAYERS = 8  # linear layers that an error lists, the last ones
 
 
 def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | None = None) -> nn.Linear:
@@ -31,7 +31,7 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
 
 
 def _names(linear: dict[str, nn.Linear]) -> str:
-    return f"; its last linear layers, for --head NAME (head= in Python): {', '.join([*linear][-SHOWN:])}"
+    return f"; its last linear layers, for --head NAME (head= in Python): {', '.join([*linear][-LISTED_LAYERS:])}"
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:

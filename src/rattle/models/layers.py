@@ -90,7 +90,7 @@ def normalisation(statistics: MeanStd, channels: int) -> nn.Module:
     return Normalise(mean, std)
 
 
-class Network(nn.Module):
+class NormalisedNetwork(nn.Module):
     """Images [n, C, H, W] in [0, 1] to features [n, d], which a subclass computes, and by its linear head to logits."""
 
     head: nn.Linear

@@ -2,10 +2,18 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, Network, activate, conv1x1, conv1x1_bn, conv3x3, pooled
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate, conv1x1, conv1x1_bn, conv3x3, pooled
 
 # Expansion, outputs (for a stem of 32), blocks and stride of each stage.
-STAGES = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
+INVERTED_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 class InvertedResidual(nn.Module):
@@ -30,7 +38,7 @@ class InvertedResidual(nn.Module):
         return out + (x if self.shortcut is None else self.shortcut(x))
 
 
-class MobileNetV2(Network):
+class MobileNetV2(NormalisedNetwork):
     """A 3x3 convolution of `width` planes (32: the paper's multiplier 1), seventeen inverted residuals, a 1x1 top."""
 
     def __init__(
@@ -39,7 +47,7 @@ class MobileNetV2(Network):
         super().__init__(normalise, channels)
         blocks = []
         inputs = width
-        for expansion, planes, repeats, stride in STAGES:
+        for expansion, planes, repeats, stride in INVERTED_STAGES:
             outputs = max(1, planes * width // 32)
             for i in range(repeats):
                 blocks.append(InvertedResidual(inputs, outputs, expansion, stride if i == 0 else 1, activation))

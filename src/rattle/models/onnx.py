@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
-from rattle.models.export import TOLERANCE
+from rattle.models.export import EXPORT_TOLERANCE
 
 NEEDED = ("onnx", "onnxruntime", "onnx2torch")
 OPSET = 17  # the newest that onnx2torch has converters for
@@ -49,7 +49,7 @@ def read_onnx(path: str | Path, x: Tensor, front: nn.Module | None = None) -> nn
             "images (dynamic_shapes, or dynamic_axes)"
         ) from error
     difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else float("inf")
-    allowed = TOLERANCE * max(1.0, float(wanted.abs().max()))
+    allowed = EXPORT_TOLERANCE * max(1.0, float(wanted.abs().max()))
     if not difference <= allowed:  # also true for NaN
         raise RattleError(
             f"{path}: the converted network's logits differ from onnxruntime's by {difference:.3g} on {len(x)} images "

@@ -8,10 +8,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, Network, activate, conv1x1, conv3x3, pooled, stages
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate, conv1x1, conv3x3, pooled, stages
 
 
-class Block(nn.Module):
+class PreActBlock(nn.Module):
     """bn, act, conv 3x3; bn, act, conv 3x3; plus the shortcut."""
 
     expansion = 1
@@ -50,10 +50,10 @@ class Bottleneck(nn.Module):
         return self.conv3(self.act(self.bn3(out))) + shortcut
 
 
-DEPTHS = {18: (Block, (2, 2, 2, 2)), 34: (Block, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
+DEPTHS = {18: (PreActBlock, (2, 2, 2, 2)), 34: (PreActBlock, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
 
 
-class PreActResNet(Network):
+class PreActResNet(NormalisedNetwork):
     """A stem and four stages of pre-activation blocks."""
 
     def __init__(

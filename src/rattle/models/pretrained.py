@@ -34,7 +34,7 @@ RENAMES: list[tuple[str, Any]] = [
     (r"\.conv_(\d)\.", lambda m: f".conv{int(m[1]) + 1}."),
 ]
 # What a network's input normalisation is called, after any prefix.
-STATISTICS = {"mean": ("mu", "mean", "means", "new_mean"), "std": ("sigma", "std", "sd", "sds", "new_std")}
+NORMALISATION_NAMES = {"mean": ("mu", "mean", "means", "new_mean"), "std": ("sigma", "std", "sd", "sds", "new_std")}
 # Saved but never used by a forward pass: TRADES' WideResNet creates a sub_block1 that it does not call.
 UNUSED = re.compile(r"^sub_block1\.|(^|\.)(n_averaged|num_batches_tracked)$")
 
@@ -79,16 +79,16 @@ def adapt(state: Tensors, model: nn.Module, *, fresh_head: bool = False, where: 
         name = ours.get(plain) or ours.get(_translated(plain))
         if name and name not in found:
             found[name] = state[theirs]
-        elif plain not in STATISTICS and not UNUSED.search(plain):
+        elif plain not in NORMALISATION_NAMES and not UNUSED.search(plain):
             problems.append(f"unexpected {theirs}")
     tensors = {}
     for plain, name in ours.items():
         shape, tensor = own[name].shape, found.get(name)
         if tensor is None:
             # Old files do not count batches, and most code normalises outside the network.
-            if not (name in head or plain in STATISTICS or name.endswith("num_batches_tracked")):
+            if not (name in head or plain in NORMALISATION_NAMES or name.endswith("num_batches_tracked")):
                 problems.append(f"missing {name}")
-        elif tensor.shape == shape or (plain in STATISTICS and tensor.numel() == shape.numel()):
+        elif tensor.shape == shape or (plain in NORMALISATION_NAMES and tensor.numel() == shape.numel()):
             tensors[name] = tensor.reshape(shape)  # statistics are saved as [C] or [1, C, 1, 1]
         elif name not in head:
             problems.append(f"{name} {list(tensor.shape)} instead of {list(shape)}")
@@ -102,7 +102,7 @@ def adapt(state: Tensors, model: nn.Module, *, fresh_head: bool = False, where: 
 
 def normalises(model: nn.Module) -> bool:
     """Whether the model holds a mean and a std for its images, under one of the names that are used for them."""
-    return STATISTICS.keys() <= _plain_names(model.state_dict()).keys()
+    return NORMALISATION_NAMES.keys() <= _plain_names(model.state_dict()).keys()
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
@@ -111,7 +111,7 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
     Those two have many names; where more than one could be meant, none is.
     """
     plain = {}
-    for kind, words in STATISTICS.items():
+    for kind, words in NORMALISATION_NAMES.items():
         found = [name for name in names if name.rpartition(".")[2] in words]
         if len(found) == 1:
             plain[kind] = found[0]
@@ -131,9 +131,11 @@ def _translated(name: str) -> str:
 def _statistics(state: Tensors) -> MeanStd:
     """The mean and std in a state dict; None if there are none, or if they change nothing."""
     names = _plain_names(state)
-    if not STATISTICS.keys() <= names.keys():
+    if not NORMALISATION_NAMES.keys() <= names.keys():
         return None
-    mean, std = (tuple(round(float(value), 6) for value in state[names[kind]].flatten()) for kind in STATISTICS)
+    mean, std = (
+        tuple(round(float(value), 6) for value in state[names[kind]].flatten()) for kind in NORMALISATION_NAMES
+    )
     return None if not any(mean) and set(std) == {1.0} else (mean, std)
 
 

@@ -64,7 +64,7 @@ def list_models() -> list[str]:
     return list(BUILDERS)
 
 
-def check_model(name: str) -> None:
+def check_network_name(name: str) -> None:
     """Raise RattleError for a name that is no model's; what a user's own names is found when it is built."""
     if not is_own(name) and name not in BUILDERS and not re.fullmatch(WIDE, name):
         raise unknown("model", name, BUILDERS)
@@ -81,7 +81,7 @@ def find_builder(name: str) -> Callable[..., nn.Module]:
         from rattle.models.user import import_builder
 
         return import_builder(name)
-    check_model(name)
+    check_network_name(name)
     if name in BUILDERS:
         return BUILDERS[name]
     from rattle.models.wide_resnet import WideResNet

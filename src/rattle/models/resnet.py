@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, Network, activate, conv1x1_bn, conv3x3, pooled, stages
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate, conv1x1_bn, conv3x3, pooled, stages
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """conv 3x3, bn, act; conv 3x3, bn; plus the shortcut; act."""
 
     expansion = 1
@@ -24,7 +24,7 @@ class Block(nn.Module):
         return self.act(out + shortcut)
 
 
-class ResNet18(Network):
+class ResNet18(NormalisedNetwork):
     """A stem and four stages of two blocks."""
 
     def __init__(
@@ -33,7 +33,7 @@ class ResNet18(Network):
         super().__init__(normalise, channels)
         self.conv1, self.bn1 = conv3x3(channels, width), nn.BatchNorm2d(width)
         self.act = activate(activation)
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages(Block, width, width, (2, 2, 2, 2), activation)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages(BasicBlock, width, width, (2, 2, 2, 2), activation)
         self.head = nn.Linear(8 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:

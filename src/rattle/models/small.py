@@ -4,14 +4,14 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, Network, activate
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate
 
 PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
 SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
 STRIDED = ((1, 2), (3, 2), (6, 2), (8, 1))  # more weights for the same time: its large layers see 4x4 pixels
 
 
-class SmallCNN(Network):
+class SmallCNN(NormalisedNetwork):
     """A convolution per stage, average pooling to a small square, and a linear head."""
 
     def __init__(

@@ -16,7 +16,7 @@ from torch import nn
 
 from rattle.errors import RattleError, unknown
 from rattle.forward import keep_logits
-from rattle.models.layers import Network, normalisation
+from rattle.models.layers import NormalisedNetwork, normalisation
 
 USER_MODULE = "rattle_user_"  # begins the names of modules that were files
 PLUGINS = "RATTLE_PLUGINS"  # environment variable: the files of --plugin
@@ -52,7 +52,7 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
         model = make(**{key: value for key, value in values.items() if key in accepted})
     if not isinstance(model, nn.Module):
         raise RattleError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(model, Network):
+    if not isinstance(model, NormalisedNetwork):
         model = keep_logits(model)
     if "normalise" in options and "normalise" not in accepted:
         return nn.Sequential(normalisation(options["normalise"], channels), model)

@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, Network, activate, pooled
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate, pooled
 
-STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))  # times the width; a stage ends in max-pooling
+VGG_STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))  # times the width; a stage ends in max-pooling
 
 
-class VGG16(Network):
+class VGG16(NormalisedNetwork):
     """Thirteen 3x3 convolutions in five stages."""
 
     def __init__(
@@ -16,7 +16,7 @@ class VGG16(Network):
         super().__init__(normalise, channels)
         layers = []
         inputs = channels
-        for stage in STAGES:
+        for stage in VGG_STAGES:
             for outputs in (width * times for times in stage):
                 convolution = nn.Conv2d(inputs, outputs, 3, padding=1)  # with bias: the published 14.73 M parameters
                 layers += [convolution, nn.BatchNorm2d(outputs), activate(activation)]

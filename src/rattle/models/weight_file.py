@@ -17,7 +17,7 @@ from rattle.errors import RattleError
 from rattle.weights import Tensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "last", "best")
-DEEPEST = 8  # wrappers inside each other
+DEEPEST_WRAPPER = 8  # wrappers inside each other
 AVERAGED = re.compile(r"ema|swa|averag|_wa\b|^wa_", re.IGNORECASE)
 
 # Harmless types that training scripts save with the weights: numbers, and command-line options.
@@ -75,7 +75,7 @@ def refuse_compressed(path: Path) -> None:
 
 def unwrap(saved: Any, where: str) -> Tensors:
     """The state dict, tensors under dotted names, in what `open_weights` returned; where: its file, for errors."""
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_WRAPPER):
         if not isinstance(saved, Mapping):
             break
         if any(isinstance(value, Tensor) and "." in str(key) for key, value in saved.items()):

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.models.layers import MeanStd, Network, activate, conv3x3, pooled, stages
-from rattle.models.preact_resnet import Block
+from rattle.models.layers import MeanStd, NormalisedNetwork, activate, conv3x3, pooled, stages
+from rattle.models.preact_resnet import PreActBlock
 
 
 class SameConv(nn.Conv2d):
@@ -20,7 +20,7 @@ class SameConv(nn.Conv2d):
         return super().forward(F.pad(input, (0, 1, 0, 1)))
 
 
-class WideResNet(Network):
+class WideResNet(NormalisedNetwork):
     """A stem and three stages of (depth - 4) / 6 pre-activation blocks, `factor` times as wide."""
 
     def __init__(
@@ -42,7 +42,7 @@ class WideResNet(Network):
         n, w = (depth - 4) // 6, factor * width
         self.same = same
         self.conv1 = conv3x3(channels, width)
-        self.block1, self.block2, self.block3 = stages(Block, width, w, (n, n, n), activation)
+        self.block1, self.block2, self.block3 = stages(PreActBlock, width, w, (n, n, n), activation)
         self.bn = nn.BatchNorm2d(4 * w)
         self.act = activate(activation)
         self.head = nn.Linear(4 * w, classes)

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from rattle.objectives.base import Method, Objective
 
 Group = Literal["paper", "rows", "cheap", "taught", "other"]
-GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
+METHOD_GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
     "paper": "The paper's bases, on which it puts its Taylor terms",
     "rows": "The other rows of the paper's tables",
     "cheap": "Cheap inner loops",
     "taught": "Distillation",
     "other": "Further objectives",
 }
-SUFFIXES = ("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")  # what recipes add to a method's name
-AWP, TAYLOR = ("-awp",), ("-1st", "-2nd")  # those that not every method has
-BOTH = AWP + TAYLOR
+METHOD_SUFFIXES = ("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")  # what recipes add to a method's name
+WITH_AWP, WITH_TAYLOR = ("-awp",), ("-1st", "-2nd")  # those that not every method has
+BOTH = WITH_AWP + WITH_TAYLOR
 
 METHODS: Registry[Method] = Registry(
     "method",
@@ -38,7 +38,9 @@ METHODS: Registry[Method] = Registry(
         "s2o-trades": Entry(
             ".s2o_trades:METHOD", "TRADES with second-order statistics", "Jin et al. 2022", "rows", BOTH
         ),
-        "alp": Entry(".alp:METHOD", "the logits of x and x' pulled together", "Kannan et al. 2018", "other", TAYLOR),
+        "alp": Entry(
+            ".alp:METHOD", "the logits of x and x' pulled together", "Kannan et al. 2018", "other", WITH_TAYLOR
+        ),
         "label-smoothing": Entry(
             ".label_smoothing:METHOD", "AT with smoothed labels", "Pang et al. 2021", "other", BOTH
         ),
@@ -46,26 +48,34 @@ METHODS: Registry[Method] = Registry(
         "pang": Entry(".pang:METHOD", "TRADES in the bag of tricks' settings", "Pang et al. 2021", "rows", BOTH),
         "gowal": Entry(".gowal:METHOD", "TRADES with SiLU and averaged weights", "Gowal et al. 2020", "rows", BOTH),
         "sota": Entry(".sota:METHOD", "Gowal's TRADES on generated images", "Wang et al. 2023", "other", BOTH),
-        "fat": Entry(".fat:METHOD", "AT, each attack stopped when it succeeds", "Zhang et al. 2020", "rows", TAYLOR),
-        "fat-trades": Entry(".fat_trades:METHOD", "TRADES with FAT's attack", "Zhang et al. 2020", "rows", TAYLOR),
+        "fat": Entry(
+            ".fat:METHOD", "AT, each attack stopped when it succeeds", "Zhang et al. 2020", "rows", WITH_TAYLOR
+        ),
+        "fat-trades": Entry(".fat_trades:METHOD", "TRADES with FAT's attack", "Zhang et al. 2020", "rows", WITH_TAYLOR),
         "avmixup": Entry(".avmixup:METHOD", "images and soft labels beyond x'", "Lee et al. 2020", "rows", ()),
-        "gat": Entry(".gat:METHOD", "one step, guided by the clean softmax", "Sriramanan et al. 2020", "rows", TAYLOR),
+        "gat": Entry(
+            ".gat:METHOD", "one step, guided by the clean softmax", "Sriramanan et al. 2020", "rows", WITH_TAYLOR
+        ),
         "gat-trades": Entry(
-            ".gat_trades:METHOD", "TRADES with GAT's one step", "Sriramanan et al. 2020", "rows", TAYLOR
+            ".gat_trades:METHOD", "TRADES with GAT's one step", "Sriramanan et al. 2020", "rows", WITH_TAYLOR
         ),
         "n-fgsm": Entry(
-            ".n_fgsm:METHOD", "AT with one step from strong noise", "de Jorge et al. 2022", "cheap", TAYLOR
+            ".n_fgsm:METHOD", "AT with one step from strong noise", "de Jorge et al. 2022", "cheap", WITH_TAYLOR
         ),
-        "e-at": Entry(".e_at:METHOD", "AT in l_inf or l_1, by minibatch", "Croce and Hein 2022", "other", TAYLOR),
-        "free": Entry(".free:METHOD", "AT by replayed minibatches", "Shafahi et al. 2019", "cheap", TAYLOR),
-        "lbgat": Entry(".lbgat:METHOD", "guided by a clean network trained along", "Cui et al. 2021", "rows", TAYLOR),
-        "hat": Entry(".hat:METHOD", "TRADES with helper points", "Rade and Moosavi-Dezfooli 2022", "rows", TAYLOR),
+        "e-at": Entry(".e_at:METHOD", "AT in l_inf or l_1, by minibatch", "Croce and Hein 2022", "other", WITH_TAYLOR),
+        "free": Entry(".free:METHOD", "AT by replayed minibatches", "Shafahi et al. 2019", "cheap", WITH_TAYLOR),
+        "lbgat": Entry(
+            ".lbgat:METHOD", "guided by a clean network trained along", "Cui et al. 2021", "rows", WITH_TAYLOR
+        ),
+        "hat": Entry(".hat:METHOD", "TRADES with helper points", "Rade and Moosavi-Dezfooli 2022", "rows", WITH_TAYLOR),
         "kd-swa": Entry(
-            ".kd_swa:METHOD", "AT with two teachers and averaged weights", "Chen et al. 2021", "rows", TAYLOR
+            ".kd_swa:METHOD", "AT with two teachers and averaged weights", "Chen et al. 2021", "rows", WITH_TAYLOR
         ),
         "rslad": Entry(".rslad:METHOD", "a robust teacher's soft labels", "Zi et al. 2021", "taught", ()),
         "mma": Entry(".mma:METHOD", "every image attacked up to its boundary", "Ding et al. 2020", "other", ()),
-        "rebat": Entry(".rebat:METHOD", "AT near the average of its own weights", "Wang et al. 2023", "other", TAYLOR),
+        "rebat": Entry(
+            ".rebat:METHOD", "AT near the average of its own weights", "Wang et al. 2023", "other", WITH_TAYLOR
+        ),
         "dkl": Entry(".dkl:METHOD", "TRADES' divergence taken apart, reweighted", "Cui et al. 2023", "other", BOTH),
     },
     package="rattle.objectives",
@@ -81,7 +91,7 @@ def register_method(name: str, method: Method, *, summary: str = "", paper: str 
     """
     if not name.replace("-", "").isalnum() or name != name.lower():
         raise RattleError(f"a method's name is made of lower-case letters, digits and hyphens, got {name!r}")
-    if name.endswith(SUFFIXES):
+    if name.endswith(METHOD_SUFFIXES):
         raise RattleError(f"{name!r} ends in a suffix that recipes give a meaning to")
     METHODS.add(name, method, Entry(summary=summary, paper=paper, group=group))
 
@@ -97,8 +107,8 @@ def variants_of(name: str) -> tuple[str, ...]:
     variants = METHODS.entry(name).variants
     if variants is None:
         method = METHODS[name]
-        awp = AWP if method.awp is not None else ()
-        variants = awp + TAYLOR if hasattr(method.objective, "taylor") else awp
+        awp = WITH_AWP if method.awp is not None else ()
+        variants = awp + WITH_TAYLOR if hasattr(method.objective, "taylor") else awp
     return variants
 
 

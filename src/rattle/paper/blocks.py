@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
-from rattle.paper.cells import Results
+from rattle.paper.cells import ResultsByProtocol
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Ours, Protocol
-from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row, parts_of
+from rattle.paper.rows import ARCHITECTURES, PAPER_DATASETS, Cell, Row, parts_of
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import epsilon_text
@@ -23,12 +23,12 @@ from rattle.stats import LEVEL
 CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
 PLACES = {"%": 2, "distance": 4}  # decimals in the paper
 UNITS = {"%": 100, "distance": 1}  # of a share
-TITLES = {"adbd": "ADBD", "rays": "RayS"}
-NETWORKS = {**ARCHITECTURES, "cnn": "small CNN"}
+PAPER_TITLES = {"adbd": "ADBD", "rays": "RayS"}
+NETWORK_TITLES = {**ARCHITECTURES, "cnn": "small CNN"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TableBlock:
     """Columns of labels on the left, columns of numbers on the right, under a caption that says whose they are."""
 
     caption: str
@@ -42,19 +42,19 @@ class PrintedTable:
     """A table as text."""
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[TableBlock, ...]
     notes: tuple[str, ...]
     plain: Plain  # all numbers, for JSON
 
 
 def data_of(recipe: Recipe) -> str:
     """The data that a recipe trains on, as the field writes it; a file or folder as it was given."""
-    return DATASETS.get(recipe.data.name, recipe.data.name)
+    return PAPER_DATASETS.get(recipe.data.name, recipe.data.name)
 
 
 def network_of(recipe: Recipe) -> str:
     """The network that a recipe trains; a width that is not the published one is part of its name."""
-    return NETWORKS.get(recipe.model, recipe.model) + (f" (width {recipe.width})" if recipe.width else "")
+    return NETWORK_TITLES.get(recipe.model, recipe.model) + (f" (width {recipe.width})" if recipe.width else "")
 
 
 def method_text(recipe: Recipe, row: Row) -> str:
@@ -67,7 +67,7 @@ def method_text(recipe: Recipe, row: Row) -> str:
     return recipe.method.replace(" + ", "+") + name + (f", eta {eta}" if eta else "") + extra
 
 
-def setting_of(recipe: Recipe) -> str:
+def taylor_setting(recipe: Recipe) -> str:
     threat = recipe.attack.threat
     norm = {"linf": "l_inf"}.get(threat.norm, "l_2")
     return f"{data_of(recipe)}, {network_of(recipe)}, trained for {norm} {epsilon_text(threat.epsilon)}"
@@ -75,7 +75,7 @@ def setting_of(recipe: Recipe) -> str:
 
 def heading(cell: Cell, scale: Scale | None = None) -> str:
     """The title of a column: what the paper ran, or at a scale what we do."""
-    title = TITLES.get(cell.column) or title_of(scale.name_of(cell.column) if scale else cell.column)
+    title = PAPER_TITLES.get(cell.column) or title_of(scale.name_of(cell.column) if scale else cell.column)
     return f"{title} (transfer)" if cell.surrogate else title
 
 
@@ -120,7 +120,7 @@ def lines_of(row: Row, ours: Mapping[Protocol, Mapping[str, Ours]]) -> Iterator[
     yield ["n x seeds", *sizes]
 
 
-def own_blocks(plan: Plan, results: Results) -> list[Block]:
+def own_blocks(plan: Plan, results: ResultsByProtocol) -> list[TableBlock]:
     """Ours, a block for each data and network that ran, every run once: one may stand for several rows of the paper."""
     numbers: dict[str, list[str]] = {}  # key of a run -> the paper's rows
     settings: dict[str, list[list[str]]] = {}  # setting -> lines
@@ -130,18 +130,23 @@ def own_blocks(plan: Plan, results: Results) -> list[Block]:
         if entry.recipe and entry.key in numbers:
             names = [", ".join(numbers.pop(entry.key)), method_text(entry.recipe, entry.row)]
             for texts in lines_of(entry.row, {protocol: by_key[entry.key] for protocol, by_key in results.items()}):
-                settings.setdefault(setting_of(entry.recipe), []).append(names + texts)
+                settings.setdefault(taylor_setting(entry.recipe), []).append(names + texts)
                 names = ["", ""]
     head = ["Row", "Method", "Chosen on", *(heading(cell, plan.scale) for cell in plan.entries[0].row.cells)]
-    return [Block(caption=f"ours: {setting}", head=head, rows=rows, left=3) for setting, rows in settings.items()]
+    return [TableBlock(caption=f"ours: {setting}", head=head, rows=rows, left=3) for setting, rows in settings.items()]
 
 
-def published_block(plan: Plan) -> Block:
+def published_block(plan: Plan) -> TableBlock:
     """The paper's rows, a line each, with the paper's data and networks."""
     rows = []
     for number, entry in enumerate(plan.entries, start=1):
         row = entry.row
-        names = [str(number), DATASETS[row.dataset], row.architecture, row.method + ("" if entry.key else ", quoted")]
+        names = [
+            str(number),
+            PAPER_DATASETS[row.dataset],
+            row.architecture,
+            row.method + ("" if entry.key else ", quoted"),
+        ]
         rows.append(names + [shown_published(cell, plan.published_difference(entry, cell)) for cell in row.cells])
     head = ["Row", "Data", "Network", "Method", *map(heading, plan.entries[0].row.cells)]
-    return Block(caption=f"published (paper): {tables.table(plan.number).title}", head=head, rows=rows, left=4)
+    return TableBlock(caption=f"published (paper): {tables.table(plan.number).title}", head=head, rows=rows, left=4)

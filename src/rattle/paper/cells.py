@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rattle.evaluation.samples import Difference, difference, join_seeds
-from rattle.paper.plan import Entry, Plan, States
+from rattle.paper.plan import Plan, PlannedRow, States
 from rattle.paper.protocols import CellResult, Evaluator, Ours, Protocol
 from rattle.stats import holm
 
-Results = Mapping[Protocol, Mapping[str, Mapping[str, Ours]]]  # protocol -> key of our runs -> column
+ResultsByProtocol = Mapping[Protocol, Mapping[str, Mapping[str, Ours]]]  # protocol -> key of our runs -> column
 
 
 def state_of(plan: Plan, key: str, states: States) -> str:
@@ -21,7 +21,9 @@ def state_of(plan: Plan, key: str, states: States) -> str:
     return "failed" if "failed" in found else "not finished"
 
 
-def compare_rows(plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol], failed: Collection[str]) -> Results:
+def compare_rows(
+    plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol], failed: Collection[str]
+) -> ResultsByProtocol:
     """Every row, measured under the protocols; `failed` names the folders of runs whose training failed."""
     states = plan.states(failed)
     results: dict[Protocol, dict[str, dict[str, Ours]]] = {protocol: {} for protocol in protocols}
@@ -33,7 +35,9 @@ def compare_rows(plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol]
     return results
 
 
-def measured_row(plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States) -> dict[str, Ours]:
+def measured_row(
+    plan: Plan, entry: PlannedRow, evaluator: Evaluator, protocol: Protocol, states: States
+) -> dict[str, Ours]:
     """Ours in every column of a row, before anything is compared."""
     keys = {entry.key: "", entry.surrogate: "surrogate "} if entry.surrogate else {entry.key: ""}
     for key, whose in keys.items():
@@ -52,7 +56,7 @@ def measured_row(plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Proto
     return results
 
 
-def add_differences(entries: Sequence[Entry], results: dict[str, dict[str, Ours]]) -> None:
+def add_differences(entries: Sequence[PlannedRow], results: dict[str, dict[str, Ours]]) -> None:
     """Compare the results of one protocol with their baselines; a run that is in two rows counts as one test."""
     found: dict[tuple[str, str], tuple[CellResult, Difference]] = {}
     for entry in entries:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rattle.data import Dataset, Images
-from rattle.paper.blocks import Block, PrintedTable
+from rattle.paper.blocks import PrintedTable, TableBlock
 from rattle.paper.estimate import EPOCH
 from rattle.paper.scales import Scale, StepSetup
 from rattle.paper.tables import table
@@ -24,7 +24,7 @@ from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState, init_state
 
-METHODS = {"TRADES": "trades", "TRADES 1st": "trades-1st", "TRADES 1st+2nd": "trades-2nd"}  # as the table's rows
+TIMED_METHODS = {"TRADES": "trades", "TRADES 1st": "trades-1st", "TRADES 1st+2nd": "trades-2nd"}  # as the table's rows
 Costs = Mapping[str, tuple[float, float]]  # method, TRADES first -> seconds of an epoch, megabytes
 NOTES = (
     "Seconds are the median step times the steps of an epoch of 50,000 images; memory is the peak of live tensors in a "
@@ -32,15 +32,15 @@ NOTES = (
 )
 
 
-def recipe_of(setup: StepSetup, method: str) -> Recipe:
+def step_recipe(setup: StepSetup, method: str) -> Recipe:
     recipe = get_recipe(f"cifar10-linf-{setup.model}-{method}")
     attack = replace(recipe.attack, steps=setup.steps)
     return replace(recipe, width=setup.width, batch_size=setup.batch, attack=attack)
 
 
-def measure(setup: StepSetup, console: Console) -> Costs:
+def measure_steps(setup: StepSetup, console: Console) -> Costs:
     """Every method, measured here; rounds are interleaved, so that load on the machine falls on every method."""
-    states = {name: new_state(recipe_of(setup, method)) for name, method in METHODS.items()}
+    states = {name: new_state(step_recipe(setup, method)) for name, method in TIMED_METHODS.items()}
     steps = {name: one_step(state) for name, state in states.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     memory = {}
@@ -115,18 +115,18 @@ def peak_memory(call: Callable[[], object]) -> int:
     return peak
 
 
-def published() -> Costs:
+def published_costs() -> Costs:
     """The paper's figures."""
     return {row.method: (row.cell("seconds").value or 0, row.cell("megabytes").value or 0) for row in table(6).rows}
 
 
-def printed_table(scale: Scale, measured: Costs, title: str) -> PrintedTable:
+def cost_table(scale: Scale, measured: Costs, title: str) -> PrintedTable:
     """What was measured here, then the paper's figures, with their ratios to TRADES."""
     setup, machine = scale.cost, environment()
     network = f"{setup.model} (width {setup.width})" if setup.width else setup.model
     caption = f"ours: generated 32x32 images, {network}, batch {setup.batch}"
     caption += f", {machine['device']}, threads: {machine['threads']}, rounds: {setup.rounds}"
-    ours, theirs = with_ratios(network, measured), with_ratios(table(6).rows[0].architecture, published())
+    ours, theirs = with_ratios(network, measured), with_ratios(table(6).rows[0].architecture, published_costs())
     blocks = block(caption, ours), block(f"published (paper): {table(6).title}", theirs)
     plain = {"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": ours + theirs}
     return PrintedTable(title=title, blocks=blocks, notes=NOTES, plain=plain)
@@ -142,10 +142,10 @@ def with_ratios(network: str, figures: Costs) -> list[Plain]:
     return rows
 
 
-def block(caption: str, figures: list[Plain]) -> Block:
+def block(caption: str, figures: list[Plain]) -> TableBlock:
     """Figures as text."""
     rows = []
     for row in figures:
         line = "{method}|{seconds_an_epoch:,.0f}|{time_ratio:.2f}|{megabytes:,.0f}|{memory_ratio:.2f}"
         rows.append(line.format(**row).split("|"))
-    return Block(caption=caption, head=["Method", "s an epoch", "of TRADES", "MB", "of TRADES"], rows=rows, left=1)
+    return TableBlock(caption=caption, head=["Method", "s an epoch", "of TRADES", "MB", "of TRADES"], rows=rows, left=1)

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rattle.models.registry import create_model
 from rattle.paper import tables
 from rattle.paper.plan import Plan, States
-from rattle.paper.protocols import checkpoints
+from rattle.paper.protocols import protocol_checkpoints
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import read_jsonl
@@ -57,5 +57,5 @@ def estimate(plan: Plan, states: States) -> tuple[float, int]:
         for recipe, epochs in to_train:
             seconds += epochs * epoch_seconds(recipe, recipe.data.train_size or EPOCH)
             _, weights = network_size(recipe.model, recipe.width)
-            disk += weights * (len(checkpoints(recipe, "paper")) + 4)
+            disk += weights * (len(protocol_checkpoints(recipe, "paper")) + 4)
     return seconds, disk

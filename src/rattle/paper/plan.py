@@ -17,7 +17,7 @@ States = Mapping[tuple[str, int], str]  # (key, seed) -> new, unfinished, runnin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PlannedRow:
     """A row of the paper and our runs that reproduce it; keys name runs without their seed, "" says there are none."""
 
     row: Row
@@ -33,7 +33,7 @@ class Plan:
 
     number: int  # of the table
     scale: Scale
-    entries: tuple[Entry, ...]
+    entries: tuple[PlannedRow, ...]
     seeds: tuple[int, ...]
     jobs: dict[tuple[str, int], Job]  # (key, seed) -> its run
 
@@ -45,7 +45,7 @@ class Plan:
             found[key] = "failed" if job.folder.name in failed else state
         return found
 
-    def published_difference(self, entry: Entry, cell: Cell) -> float | None:
+    def published_difference(self, entry: PlannedRow, cell: Cell) -> float | None:
         """The paper's own difference to its baseline."""
         rows = {each.row.recipe: each.row for each in self.entries if each.recipe and not each.row.overrides}
         baseline = rows.get(entry.row.baseline)
@@ -95,7 +95,7 @@ def unprinted(recipe: str, like: Row) -> Row:
     return replace(like, method="TRADES (0th)", recipe=recipe, cells=cells, overrides=(), note=note)
 
 
-def with_extra(row: Row, scale: Scale) -> Row:
+def with_extra_images(row: Row, scale: Scale) -> Row:
     """The row; one that takes generated images has them as a setting, or is quoted where there are none."""
     if not row.extra:
         return row
@@ -105,19 +105,19 @@ def with_extra(row: Row, scale: Scale) -> Row:
     return replace(row, overrides=(*row.overrides, ("data.extra", scale.extra)), note=note)
 
 
-def entries(number: int, scale: Scale) -> list[Entry]:
+def entries(number: int, scale: Scale) -> list[PlannedRow]:
     """Rows with their recipes at a scale."""
     if scale.extra is not None and not any(row.extra for row in tables.table(number).rows):
         raise RattleError(f"--extra does nothing for Table {number}: none of its rows is trained on generated images")
     return [
-        Entry(
+        PlannedRow(
             row=row,
             recipe=scale.recipe(row.recipe, row.overrides) if row.recipe else None,
             key=key_of(scale, row.recipe, row.overrides),
             baseline=key_of(scale, row.baseline),
             surrogate=key_of(scale, row.surrogate),
         )
-        for row in (with_extra(row, scale) for row in rows_of(number))
+        for row in (with_extra_images(row, scale) for row in rows_of(number))
     ]
 
 
@@ -130,7 +130,7 @@ def key_of(scale: Scale, name: str | None, overrides: Overrides = ()) -> str:
     return sweep.folder_name({"recipe": plain.name, **dict(changes)})
 
 
-def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:
+def plan_table(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:
     """The runs of a table under OUT/SCALE; a folder that holds another run is refused."""
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise RattleError(f"--seeds are whole numbers from 0 on, none of them twice, got {' '.join(map(str, seeds))}")

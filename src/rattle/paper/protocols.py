@@ -22,7 +22,7 @@ from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
-from rattle.runs.checkpoint import read
+from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
@@ -30,7 +30,7 @@ from rattle.runs.progress import Console
 from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
-SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
+EVALUATION_SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class CellResult:
 Ours = CellResult | str  # or why there is no number: diverged, failed, not finished
 
 
-def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
+def protocol_checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
     if protocol == "honest":
         return ["best"]
     return [epoch_name(epoch) for epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs)]
@@ -62,7 +62,7 @@ class Evaluator:
 
     def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, CellResult]:
         """Every column of a row, measured on the run of a job, one seed; transfer attacks are made on the surrogate."""
-        names = checkpoints(job.recipe, protocol)
+        names = protocol_checkpoints(job.recipe, protocol)
         # by PGD-20 the paper chooses a checkpoint, also where the table does not print it
         selection = next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
         best = names[0]
@@ -82,7 +82,7 @@ class Evaluator:
         name = self.scale.name_of(cell.attack)
         attack = self.scale.attack(cell, job.recipe)
         if cell.surrogate and surrogate:
-            other = load_model(read(surrogate.checkpoint("best")))
+            other = load_model(read_checkpoint(surrogate.checkpoint("best")))
             attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
             name = f"transfer-{name}"
         plain = self.result(name, attack, self.scale.images(cell.attack), job, checkpoint)
@@ -100,8 +100,8 @@ class Evaluator:
         """
         run, recipe = job.run, job.recipe
         folder = run.results if checkpoint == "best" else run.results / checkpoint
-        model, images = load_model(read(run.checkpoint(checkpoint))), self.images(recipe, n)
-        key = cache_key(model, images.x, images.y, attack, **SETTINGS)
+        model, images = load_model(read_checkpoint(run.checkpoint(checkpoint))), self.images(recipe, n)
+        key = cache_key(model, images.x, images.y, attack, **EVALUATION_SETTINGS)
         path = folder / f"{name}.json"
         for other in (path, *sorted(run.results.rglob(path.name))):  # the best checkpoint often equals an epoch's
             if known := read_result(other, name, key):
@@ -112,9 +112,16 @@ class Evaluator:
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
         metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        metadata |= {"seed": SETTINGS["seed"], "mark": key, "sample": {"order": "first"}}
+        metadata |= {"seed": EVALUATION_SETTINGS["seed"], "mark": key, "sample": {"order": "first"}}
         result = evaluate(
-            model, images.x, images.y, {name: attack}, **SETTINGS, out=folder, metadata=metadata, console=self.console
+            model,
+            images.x,
+            images.y,
+            {name: attack},
+            **EVALUATION_SETTINGS,
+            out=folder,
+            metadata=metadata,
+            console=self.console,
         )
         return result.to_plain()
 

@@ -12,7 +12,7 @@ ROUNDED = 0.031  # the l_inf radius of PGD-20 and CW-20 (caption of Table 2)
 L2_RADIUS = 128 / 255  # the l_2 radius of training (Section 5)
 
 Unit = Literal["%", "distance", "s", "MB"]
-Norm = Literal["linf", "l2"]
+PaperNorm = Literal["linf", "l2"]
 Overrides = tuple[tuple[str, float | str], ...]  # (setting of a recipe, value)
 
 
@@ -41,7 +41,7 @@ class Row:
     recipe: str | None  # ours; None for results that the paper quotes from elsewhere and we cannot train
     architecture: str
     dataset: str
-    norm: Norm
+    norm: PaperNorm
     cells: tuple[Cell, ...]
     overrides: Overrides = ()  # settings that differ from the recipe's
     extra: bool = False  # published with generated images beside the dataset's own
@@ -87,7 +87,7 @@ COLUMNS: dict[str, tuple[str, Unit, float | None]] = {
 # Table 2's footnote; the last is ours, for numbers that their authors report as AutoAttack's.
 MARKS = {"**": "pgd10", "*": "pgd40", "+": "autoattack"}
 WHITE_BOX = ("clean", "pgd20", "cw20", "autoattack")
-DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+PAPER_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 ARCHITECTURES = {
     "preact18": "PreAct ResNet-18",
     "wrn34-10": "WRN-34-10",
@@ -99,7 +99,7 @@ ARCHITECTURES = {
 }
 
 
-def read_cell(column: str, text: str, norm: Norm, surrogate: str | None = None) -> Cell:
+def read_cell(column: str, text: str, norm: PaperNorm, surrogate: str | None = None) -> Cell:
     """A cell from its printed text; marks say that the number belongs to another attack."""
     printed = text.rstrip("*+")
     attack, unit, epsilon = COLUMNS[column]
@@ -114,7 +114,7 @@ def read_cell(column: str, text: str, norm: Norm, surrogate: str | None = None) 
     )
 
 
-def parts_of(recipe: str) -> tuple[str, Norm, str, str]:
+def parts_of(recipe: str) -> tuple[str, PaperNorm, str, str]:
     """Dataset, norm, network and method, which make up the name of a recipe.
 
     >>> parts_of("cifar10-linf-wrn34-10-trades-awp")

@@ -9,7 +9,7 @@ from rattle.training.loop import fit
 from rattle.training.sweep import Job, run_local
 
 
-def train(todo: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
+def train_jobs(todo: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
     """Train runs on this machine, `at_once` at a time; the names of those that failed, and why.
 
     A run that diverges has not failed: the table says so. `out` is named when a signal stops the training.

@@ -104,16 +104,16 @@ class Scale:
         return min(self.n or fewer, fewer) if fewer else self.n
 
 
-SMALL = {"preact18": ("cnn-slim", 16), "resnet18": ("cnn-slim", 16), "wrn34-10": ("wrn10-1", 8)}
-SMALL |= dict.fromkeys(("wrn34-20", "wrn70-16"), SMALL["wrn34-10"])
-SMALL |= {"vgg16": ("vgg16", 8), "mobilenetv2": ("mobilenetv2", 8)}
+SMALL_NETWORKS = {"preact18": ("cnn-slim", 16), "resnet18": ("cnn-slim", 16), "wrn34-10": ("wrn10-1", 8)}
+SMALL_NETWORKS |= dict.fromkeys(("wrn34-20", "wrn70-16"), SMALL_NETWORKS["wrn34-10"])
+SMALL_NETWORKS |= {"vgg16": ("vgg16", 8), "mobilenetv2": ("mobilenetv2", 8)}
 SCALES = {
     "full": Scale(name="full", description="Full scale: the paper's settings."),
     "small": Scale(
         name="small",
         description="Small scale: slim networks, fewer images, shorter runs. "
         "The absolute figures are not comparable with the paper's; differences between rows are the thing to read.",
-        models=SMALL,
+        models=SMALL_NETWORKS,
         epochs=30,
         train_size=10_000,
         n=1000,

@@ -15,8 +15,8 @@ from rattle.paper.blocks import (
     own_blocks,
     published_block,
 )
-from rattle.paper.cells import Results
-from rattle.paper.plan import Entry, Plan
+from rattle.paper.cells import ResultsByProtocol
+from rattle.paper.plan import Plan, PlannedRow
 from rattle.paper.protocols import Ours
 from rattle.report.page import for_json, render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
@@ -34,7 +34,7 @@ READING = (
 )
 
 
-def printed_table(plan: Plan, title: str, results: Results) -> PrintedTable:
+def printed_table(plan: Plan, title: str, results: ResultsByProtocol) -> PrintedTable:
     """The table of a plan."""
     rows = [entry.row for entry in plan.entries]
     notes = [f"{row.method}: {row.note}." for row in rows if row.note]
@@ -48,7 +48,7 @@ def printed_table(plan: Plan, title: str, results: Results) -> PrintedTable:
     )
 
 
-def plain_row(plan: Plan, entry: Entry, results: Results) -> Plain:
+def plain_row(plan: Plan, entry: PlannedRow, results: ResultsByProtocol) -> Plain:
     """A row and everything measured for it."""
     row = entry.row
     cells = {}

@@ -9,14 +9,14 @@ from rattle.errors import RattleError
 from rattle.evaluation.results import Results, load_results
 from rattle.paper.tables import published
 from rattle.publish.card import model_card
-from rattle.report import build
+from rattle.report import build_page
 from rattle.runs.io import Plain, read_json, write_atomically, write_json
 from rattle.runs.load import load_model, open_checkpoint, run_of
-from rattle.runs.paths import CONFIG, WEIGHTS, Run
+from rattle.runs.paths import CONFIG, WEIGHTS_FILE, Run
 from rattle.runs.published import check_model_name, pack, without_folder, without_paths
 
 # What the page shows of a run besides its recipe and results.
-SHOWN = (Run.environment, Run.metrics, Run.timing, Run.gallery, Run.flatness, Path("results/landscape-*.npz"))
+SHOWN_FILES = (Run.environment, Run.metrics, Run.timing, Run.gallery, Run.flatness, Path("results/landscape-*.npz"))
 PATHS = ("data", "surrogate")  # entries of a result file that may be paths
 
 
@@ -43,7 +43,7 @@ def write_folder(
     weights, config = pack(saved, load_model(saved, averaged=averaged))
     source = run_of(saved.path)
     notes: list[str] = []
-    write_atomically(folder / WEIGHTS, weights)
+    write_atomically(folder / WEIGHTS_FILE, weights)
     write_atomically(folder / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
     write_atomically(Run(folder).recipe, without_paths(saved.recipe).to_yaml().encode())
     results = copy_results(source.results if source else saved.path.parent / "results", saved.path, folder, notes)
@@ -71,7 +71,7 @@ def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str])
         for key in PATHS:
             if isinstance(plain.get(key), str):
                 plain[key] = without_folder(plain[key])
-        write_json(Run(folder).results / f"{attack}.json", plain | {"checkpoint": WEIGHTS})
+        write_json(Run(folder).results / f"{attack}.json", plain | {"checkpoint": WEIGHTS_FILE})
     return load_results(Run(folder).results)[0]
 
 
@@ -79,11 +79,11 @@ def write_page(source: Run, target: Run, name: str) -> None:
     """report.html of the run from what is stored, of this run alone and without the paths of this machine."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "run"
-        for shown in SHOWN:
+        for shown in SHOWN_FILES:
             for file in source.folder.glob(str(shown)):
                 to = copy / file.relative_to(source.folder)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, to)
-        shutil.copytree(target.folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns(WEIGHTS, CONFIG))
-        text = build(copy, published=published).read_text(encoding="utf-8")
+        shutil.copytree(target.folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns(WEIGHTS_FILE, CONFIG))
+        text = build_page(copy, published=published).read_text(encoding="utf-8")
     write_atomically(target.report, text.replace(str(copy), name).encode())

@@ -48,7 +48,7 @@ FEWEST_STEPS, SMALLEST_BATCH = 20, 16  # an epoch of few images has smaller batc
 NO_AUGMENT = Augment(pad=0, flip=False)
 MEMORY = Data(name="memory", augment=NO_AUGMENT)  # images given to `fit`: nobody knows if they may be mirrored
 
-SETTINGS = {
+DATASET_SETTINGS = {
     # 8x8 grey images: a fifth of the grey range per pixel leaves a digit readable and a plain network helpless
     "digits": Setting(
         data=Data(name="digits", val_size=130, augment=NO_AUGMENT),
@@ -95,13 +95,13 @@ def get_recipe(name: str) -> Recipe:
     changes: Plain = {"activation": "silu"} if model.endswith("-silu") else {}
     model = model.removesuffix("-silu")
     model = TIMM.get(model, model)
-    data = SETTINGS[dataset].data
+    data = DATASET_SETTINGS[dataset].data
     return make_recipe(method, data=data, model=model, norm="linf" if norm == "linf" else "l2", name=name, **changes)
 
 
 def usual_data(name: str) -> Data:
     """The data of a dataset's recipes; any other is not augmented, as nobody knows if its images may be mirrored."""
-    return SETTINGS[name].data if name in SETTINGS else Data(name=name, augment=NO_AUGMENT)
+    return DATASET_SETTINGS[name].data if name in DATASET_SETTINGS else Data(name=name, augment=NO_AUGMENT)
 
 
 def make_recipe(
@@ -126,10 +126,10 @@ def make_recipe(
     """
     if epsilon is not None:
         check_type("epsilon", epsilon, float)
-    setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
+    setting = DATASET_SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     method_name, suffixes = split_method(method)
     base = METHODS[method_name]
-    attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
+    attack = replace(base.attack, **threat_settings(setting, norm, epsilon, step_size))
     if setting.steps is not None:
         attack = replace(attack, steps=setting.steps)
     objective, noise = base.objective, Noise(sigma=0)  # the published baseline has no u
@@ -184,7 +184,7 @@ def batch_size(n: int, usual: int = 128) -> int:
     return min(usual, 2 ** int(math.log2(max(n / FEWEST_STEPS, SMALLEST_BATCH))))
 
 
-def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> Plain:
+def threat_settings(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> Plain:
     """Threat and step size of an attack; what is not given is the setting's, the step in proportion to epsilon."""
     check_type("norm", norm, str)
     if norm not in setting.step_sizes and (epsilon is None or step_size is None):
@@ -254,7 +254,7 @@ def released(recipe: Recipe) -> Recipe:
     )
 
 
-def describe(name: str) -> str:
+def describe_recipe(name: str) -> str:
     """One line about a recipe."""
     recipe, method = get_recipe(name), split_recipe(name)[3]
     threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from rattle.errors import RattleError, unknown
-from rattle.models.registry import check_model
+from rattle.models.registry import check_network_name
 from rattle.objectives.registry import METHODS, variants_of
 from rattle.settings import check_type
 
@@ -104,4 +104,4 @@ def check_recipe(text: str) -> None:
         raise RattleError(f"the recipe comes first, before {text}")
     model = split_recipe(text)[2].removesuffix("-silu")
     if model not in TIMM:
-        check_model(model)
+        check_network_name(model)

@@ -195,7 +195,7 @@ class Recipe:
         order = getattr(getattr(self.objective, "taylor", None), "order", 0)
         average = f", {type(self.average).__name__}" if self.average else ""
         moved = f"-{type(self.awp).__name__}" if self.awp else ""
-        return f"{self.objective.title}{moved}{ORDERS[order]}{average}"
+        return f"{self.objective.title}{moved}{ORDER_TITLES[order]}{average}"
 
     def with_seed(self, name: str) -> str:
         """The name of a run: the name shared by its seeds, and the seed."""
@@ -227,5 +227,5 @@ def idle(name: str, value: object, why: str) -> RattleError:
     return RattleError(f"{name} {value} does nothing: {why}")
 
 
-ORDERS = ("", " + 1st", " + 1st + 2nd")
+ORDER_TITLES = ("", " + 1st", " + 1st + 2nd")
 OPEN[Objective] = objective_kinds

@@ -55,7 +55,7 @@ REMOVED_OF: dict[str, Plain] = {  # kind of objective -> its setting -> the defa
     "Wang2023": {"hold_clean": False, "clean_weight": "one"},
 }
 REMOVED_MODES = ("released", "trace", "head-noise")  # of objective.taylor
-TAYLOR = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
+TAYLOR_SETTINGS = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
 
 
 def upgraded(plain: Any, *, to_open: bool = False) -> Any:
@@ -79,7 +79,7 @@ def upgraded(plain: Any, *, to_open: bool = False) -> Any:
     objective = part_of(plain, "objective")
     if "order" in objective and "taylor" not in objective:
         taylor = {}
-        for name in TAYLOR:
+        for name in TAYLOR_SETTINGS:
             if name in objective:
                 taylor[name] = objective.pop(name)
         if taylor["order"] != 0:  # where they had no effect

@@ -14,7 +14,10 @@ WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothin
 CYCLE_START = 0.04  # the factor at the start of a cycle, as in torch's OneCycleLR
 CYCLE_END = {"linear": 0.001, "cosine": 4e-6}  # and at its end, by its shape; the cosine's is OneCycleLR's
 DROPS = (0.5, 0.75)  # fractions of a run at which the paper's learning rate drops
-DENSE, SPARSE = 0.05, 0.025  # after a drop every epoch of 0.05 of the run is kept, then one in each 0.025 of it
+DENSELY_KEPT, SPARSELY_KEPT = (
+    0.05,
+    0.025,
+)  # after a drop every epoch of 0.05 of the run is kept, then one in each 0.025 of it
 
 KeptEpochs = Literal["none", "paper", "all"]
 
@@ -102,11 +105,11 @@ def kept_epochs(which: KeptEpochs, epochs: int) -> tuple[int, ...]:
         return ()
     if which == "all":
         return tuple(range(1, epochs + 1))
-    every = max(round(SPARSE * epochs), 1)
+    every = max(round(SPARSELY_KEPT * epochs), 1)
     found = []
     for epoch in range(1, epochs + 1):
         t = epoch / epochs
-        dense = any(drop <= t <= drop + DENSE for drop in DROPS)
+        dense = any(drop <= t <= drop + DENSELY_KEPT for drop in DROPS)
         if dense or epoch == epochs or (t > DROPS[0] and epoch % every == 0):
             found.append(epoch)
     return tuple(found)

@@ -116,12 +116,12 @@ def convert(hint: Any, value: Any, where: str) -> Any:
                 raise RattleError(f"{where} must be numbers by name, got {value!r}")
             return {key: convert(get_args(member)[1], entry, f"{where}.{key}") for key, entry in value.items()}
         if member is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-            value = number(value, where)
+            value = parse_number(value, where)
     check_value(where, value, hint)
     return value
 
 
-def number(value: int | str, where: str = "value") -> float:
+def parse_number(value: int | str, where: str = "value") -> float:
     """A float from a whole number, a decimal, or a fraction such as 8/255.
 
     >>> number("8/255") == 8 / 255

@@ -1,5 +1,5 @@
 """Reports: run folders become one HTML page. Reads files, knows no torch."""
 
-from rattle.report.page import build
+from rattle.report.page import build_page
 
-__all__ = ["build"]
+__all__ = ["build_page"]

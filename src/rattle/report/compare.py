@@ -81,7 +81,7 @@ def over_seeds(runs: Runs) -> Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlanePoint:
     """One point of the plane."""
 
     label: str
@@ -102,20 +102,20 @@ def robust_attack(runs: Runs) -> str | None:
     return min(attacks, key=rank, default=None)
 
 
-def measured_points(runs: Runs, attack: str) -> list[Point]:
+def measured_points(runs: Runs, attack: str) -> list[PlanePoint]:
     points = []
     for run in runs:
         result = run.results.get(attack)
         if result is None:
             continue
         clean, robust = accuracy(result.clean, result.clean_error), accuracy(result.flags, result.error)
-        points.append(Point(run.label, run, clean, robust))
+        points.append(PlanePoint(run.label, run, clean, robust))
     return points
 
 
-def published_points(runs: Runs, attack: str, rows_of: PublishedRows) -> list[Point]:
+def published_points(runs: Runs, attack: str, rows_of: PublishedRows) -> list[PlanePoint]:
     """The published points for the runs' recipes, each once."""
-    points: dict[tuple[str, float, float], Point] = {}
+    points: dict[tuple[str, float, float], PlanePoint] = {}
     for run in runs:
         for number, row in rows_of(run.name):
             cells = {cell.column: cell.value for cell in row.cells if cell.unit == "%"}
@@ -123,6 +123,6 @@ def published_points(runs: Runs, attack: str, rows_of: PublishedRows) -> list[Po
             if clean is None or robust is None:
                 continue
             exact = Accuracy(clean, clean, clean), Accuracy(robust, robust, robust)
-            point = Point(f"paper, Table {number}: {row.method}", run, *exact, paper=True)
+            point = PlanePoint(f"paper, Table {number}: {row.method}", run, *exact, paper=True)
             points.setdefault((run.name, clean, robust), point)
     return list(points.values())

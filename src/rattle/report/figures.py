@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rattle.recipes.schema import trade_off_text
-from rattle.report.compare import Point
+from rattle.report.compare import PlanePoint
 from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.sweeps import Sweep
@@ -36,7 +36,7 @@ def colour(run: RunData) -> str:
     return f"var(--run-{run.index})"
 
 
-def axis(title: str, **more: Any) -> Spec:
+def axis_spec(title: str, **more: Any) -> Spec:
     return {"title": {"text": safe(title)}, **more}
 
 
@@ -75,7 +75,7 @@ def terms(run: RunData) -> list[str]:
 
 
 def by_epoch(traces: list[Spec], title: str) -> Spec:
-    return figure(traces, axis("epoch", rangemode="tozero"), axis(title, rangemode="tozero"))
+    return figure(traces, axis_spec("epoch", rangemode="tozero"), axis_spec(title, rangemode="tozero"))
 
 
 def accuracy_curves(runs: Runs, kind: str) -> Spec:
@@ -102,7 +102,7 @@ def learning_rates(runs: Runs) -> Spec:
     return by_epoch(traces, "learning rate")
 
 
-def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
+def trade_off(points: Sequence[PlanePoint], robust_title: str) -> Spec:
     """Clean against robust accuracy: dots with their 95 % intervals, diamonds for the paper."""
     traces = []
     for point in points:
@@ -111,10 +111,10 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
         if not point.paper:
             trace |= {"error_x": error_bars([point.clean]), "error_y": error_bars([point.robust])}
         traces.append(trace)
-    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
+    return figure(traces, axis_spec("clean accuracy, %"), axis_spec(f"accuracy under {robust_title}, %"))
 
 
-def frontier(curves: Sequence[Spec], attack: str) -> Spec:
+def frontier_figure(curves: Sequence[Spec], attack: str) -> Spec:
     """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point.
 
     curves: as in frontier.json.
@@ -132,7 +132,7 @@ def frontier(curves: Sequence[Spec], attack: str) -> Spec:
         bars = error_bars(robust)
         colour = f"var(--term-{number % TERM_COLOURS})"
         traces.append(line(clean, y, curve["method"], colour, **style, text=texts, error_y=bars))
-    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {title_of(attack)}, %"))
+    return figure(traces, axis_spec("clean accuracy, %"), axis_spec(f"accuracy under {title_of(attack)}, %"))
 
 
 def by_setting(sweep: Sweep) -> Spec:
@@ -148,7 +148,7 @@ def by_setting(sweep: Sweep) -> Spec:
             traces.append(line(x, y, title, f"var(--run-{number})", line={"dash": dash}, error_y=bars))
     values = [value for points in sweep.series.values() for value in points]
     spread = min(values) > 0 and max(values) >= 20 * min(values)
-    return figure(traces, axis(sweep.setting, type="log" if spread else "linear"), axis("accuracy, %"))
+    return figure(traces, axis_spec(sweep.setting, type="log" if spread else "linear"), axis_spec("accuracy, %"))
 
 
 def by_epsilon(runs: Runs) -> Spec:
@@ -161,7 +161,9 @@ def by_epsilon(runs: Runs) -> Spec:
             traces.append(
                 line(run.gallery.epsilons.tolist(), values, run.label, colour(run), error_y=error_bars(points))
             )
-    return figure(traces, axis("attack radius epsilon", rangemode="tozero"), axis("accuracy, %", range=[0, 101]))
+    return figure(
+        traces, axis_spec("attack radius epsilon", rangemode="tozero"), axis_spec("accuracy, %", range=[0, 101])
+    )
 
 
 def per_class(run: RunData, gallery: Gallery) -> Spec:
@@ -177,8 +179,8 @@ def per_class(run: RunData, gallery: Gallery) -> Spec:
             heights.append(100 * float(correct.mean()) if len(correct) else None)
         bars: Spec = {"type": "bar", "x": names, "y": heights, "name": title, "opacity": opacity}
         traces.append(bars | {"marker": {"color": colour(run)}})
-    y_axis = axis("accuracy, %", range=[0, 101])
-    return figure(traces, axis("class", type="category"), y_axis, barmode="overlay")
+    y_axis = axis_spec("accuracy, %", range=[0, 101])
+    return figure(traces, axis_spec("class", type="category"), y_axis, barmode="overlay")
 
 
 def reliability(runs: Sequence[RunData], column: str) -> Spec:
@@ -189,7 +191,7 @@ def reliability(runs: Sequence[RunData], column: str) -> Spec:
             marks = {"mode": "lines+markers", "text": [f"{n} images" for n in known.sizes]}
             traces.append(line(list(known.confidence), list(known.accuracy), run.label, colour(run), **marks))
     share = {"range": [0, 1]}
-    return figure(traces, axis("confidence", **share), axis("accuracy", **share))
+    return figure(traces, axis_spec("confidence", **share), axis_spec("accuracy", **share))
 
 
 def confusion_counts(gallery: Gallery) -> np.ndarray:
@@ -207,8 +209,8 @@ def confusion(gallery: Gallery) -> Spec:
     trace["hovertemplate"] = "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
     if len(names) <= MOST_NUMBERS:
         trace["texttemplate"] = "%{z:.0f}"
-    y_axis = axis("true class", type="category", autorange="reversed")
-    return figure([trace], axis("predicted under attack", type="category"), y_axis)
+    y_axis = axis_spec("true class", type="category", autorange="reversed")
+    return figure([trace], axis_spec("predicted under attack", type="category"), y_axis)
 
 
 def surfaces(losses: Sequence[tuple[RunData, Grid, np.ndarray]], titles: Sequence[str]) -> list[tuple[RunData, Spec]]:
@@ -227,8 +229,8 @@ def surfaces(losses: Sequence[tuple[RunData, Grid, np.ndarray]], titles: Sequenc
         mesh = {"type": "surface", "x": grid.a.tolist(), "y": grid.b.tolist(), "z": loss.T.tolist()}
         centre = float(loss[len(grid.a) // 2, len(grid.b) // 2])
         dot = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [centre]}
-        scene = {"xaxis": axis(titles[0]), "yaxis": axis(titles[1])}
-        scene["zaxis"] = axis("loss", range=[min(low, 0.0), high])
+        scene = {"xaxis": axis_spec(titles[0]), "yaxis": axis_spec(titles[1])}
+        scene["zaxis"] = axis_spec("loss", range=[min(low, 0.0), high])
         found.append((run, {"data": [mesh | {"cmin": low, "cmax": high}, dot], "layout": {"scene": scene}}))
     return found
 
@@ -240,8 +242,8 @@ def weight_lines(runs: Runs) -> Spec:
         if run.weight_line is not None:
             losses = run.weight_line.adversarial[:, 0].tolist()
             traces.append(line(run.weight_line.a.tolist(), losses, run.label, colour(run)))
-    x_axis = axis("step along a filter-normalised direction")
-    return figure(traces, x_axis, axis("mean loss", rangemode="tozero"))
+    x_axis = axis_spec("step along a filter-normalised direction")
+    return figure(traces, x_axis, axis_spec("mean loss", rangemode="tozero"))
 
 
 def on_one_plane(runs: Runs) -> bool:

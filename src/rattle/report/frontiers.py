@@ -48,7 +48,7 @@ def section_of(plain: Plain) -> Plain:
     measured = curves[0]["points"][0]["attacks"]
     panels = []
     for attack, found in measured.items():
-        panels.append({"attack": attack, "n": int(found["n"]), "figure": figures.frontier(curves, attack)})
+        panels.append({"attack": attack, "n": int(found["n"]), "figure": figures.frontier_figure(curves, attack)})
     rows, notes = [], [str(note) for note in plain["notes"]]
     for gap in plain["comparisons"]:
         if "refused" in gap:

@@ -6,9 +6,9 @@ from typing import Any
 
 from rattle.recipes.schema import epsilon_text, flatten
 
-NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082", "l1": "\u2113\u2081"}
+NORM_SYMBOLS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082", "l1": "\u2113\u2081"}
 RADIUS = re.compile(r"(linf|l2|l1)=(\d{1,9}(?:\.\d{1,12})?(?:e-\d\d)?)")  # as evaluation names a threat
-TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
+ATTACK_TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
 NOT_NAMED = ("name", "method", "seed", "threads", "device", "save_minutes")  # settings that say nothing of the result
 MOST_NAMED = 3  # settings in a name; runs that differ in more are told apart by their folders
 
@@ -23,10 +23,10 @@ def title_of(attack: str) -> str:
     """
     name, *settings = attack.split(",")
     steps = re.fullmatch(r"([a-z]{2,4})(\d+)", name)
-    title = f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(name, name)
+    title = f"{steps[1].upper()}-{steps[2]}" if steps else ATTACK_TITLES.get(name, name)
     for setting in settings:
         radius = RADIUS.fullmatch(setting)
-        shown = f"{NORMS[radius[1]]} {epsilon_text(float(radius[2]))}" if radius else setting.replace("=", " ")
+        shown = f"{NORM_SYMBOLS[radius[1]]} {epsilon_text(float(radius[2]))}" if radius else setting.replace("=", " ")
         title += f", {shown}"
     return title
 
@@ -90,7 +90,7 @@ def unique_labels(names: Sequence[tuple[str, ...]]) -> list[str]:
     return labels
 
 
-def threat_of(recipe: Mapping[str, Any]) -> tuple[str, float] | None:
+def recipe_threat(recipe: Mapping[str, Any]) -> tuple[str, float] | None:
     """(norm, epsilon) that a plain recipe trains for."""
     attack = recipe.get("attack")
     threat = attack.get("threat") if isinstance(attack, dict) else None
@@ -100,8 +100,10 @@ def threat_of(recipe: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def threat_text(recipe: Mapping[str, Any]) -> str:
-    threat = threat_of(recipe)
-    return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_text(threat[1])}" if threat else "unknown threat"
+    threat = recipe_threat(recipe)
+    return (
+        f"{NORM_SYMBOLS.get(threat[0], threat[0])}, epsilon {epsilon_text(threat[1])}" if threat else "unknown threat"
+    )
 
 
 def number(value: float | None, decimals: int = 1) -> str:

@@ -23,7 +23,7 @@ from rattle.report.naming import duration, number, p_value, significant, title_o
 from rattle.report.run_data import RunData, Runs, baseline_first, load_runs, results_folder
 from rattle.report.significance import Samples
 from rattle.report.sweeps import find_sweep
-from rattle.report.tables import NOTE, accuracy, sorted_attacks
+from rattle.report.tables import TABLE_NOTE, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
@@ -129,7 +129,7 @@ def context(
         "cost": [sections.cost(run) for run in trained],
         "robust_attack": attack,
         "published": compare.published_points(runs, attack, published) if attack else [],
-        "table_note": NOTE,
+        "table_note": TABLE_NOTE,
         "accuracy": accuracy,
         "compare": compare,
         "figures": figures,
@@ -142,7 +142,7 @@ def context(
     }
 
 
-def build(
+def build_page(
     folders: Sequence[Path | str] | Path | str,
     out: Path | str | None = None,
     *,

@@ -16,7 +16,7 @@ from rattle.evaluation.samples import Sample, on_shared_images, sample_of
 from rattle.evaluation.unions import split_name
 from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.recipes.schema import flatten
-from rattle.report.naming import method_of, settings_text, threat_of, threat_text, unique_labels, varied
+from rattle.report.naming import method_of, recipe_threat, settings_text, threat_text, unique_labels, varied
 from rattle.report.tables import sorted_attacks
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
@@ -64,7 +64,7 @@ class RunData:
 
     @property
     def epsilon(self) -> float | None:
-        found = threat_of(self.trained_for)
+        found = recipe_threat(self.trained_for)
         return found[1] if found else None
 
     @property

@@ -9,7 +9,7 @@ from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.significance import PairedTest
 from rattle.report.tables import sorted_attacks
-from rattle.runs.arrays import GROUPS
+from rattle.runs.arrays import GALLERY_GROUPS
 from rattle.runs.io import Plain
 from rattle.stats import Interval
 
@@ -69,7 +69,7 @@ def percent_of(entry: object) -> str:
     return "" if share is None or low is None or high is None else Interval(low, high).around(share)
 
 
-def examples(run: RunData) -> Plain | None:
+def example_images(run: RunData) -> Plain | None:
     """The gallery of one run: images, perturbations, and what the network predicts; by why they are shown."""
     g = run.gallery
     if g is None:
@@ -89,11 +89,11 @@ def examples(run: RunData) -> Plain | None:
             "clean_confidence": 100 * float(g.clean_confidence[i]),
             "adversarial": run.classes[g.adversarial_label[i]],
             "adversarial_confidence": 100 * float(g.adversarial_confidence[i]),
-            "x": thumbnails.picture(g.x[i]),
+            "x": thumbnails.data_uri(g.x[i]),
             "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
-            "x_adv": thumbnails.picture(g.x_adv[i]),
+            "x_adv": thumbnails.data_uri(g.x_adv[i]),
         }
-        groups[titles[str(g.group[i]) if len(g.group) else GROUPS[0]]].append(item)
+        groups[titles[str(g.group[i]) if len(g.group) else GALLERY_GROUPS[0]]].append(item)
     return {"groups": groups, "factor": f"{factor:g}", "attack": attack}
 
 
@@ -122,7 +122,7 @@ def landscape_panels(runs: Runs) -> list[Plain]:
         label = int(first.y[image])
         name = run.classes[label] if label < len(run.classes) else f"class {label}"
         losses = [(run, surface, surface.loss[image]) for run, surface in inputs]
-        panel = {"title": f"Image {image + 1}: {name}", "name": name, "picture": thumbnails.picture(first.x[image])}
+        panel = {"title": f"Image {image + 1}: {name}", "name": name, "picture": thumbnails.data_uri(first.x[image])}
         panels.append(panel | {"surfaces": figures.surfaces(losses, ("gradient", "Rademacher"))})
     weights = [(run, run.weight_surface) for run in runs if run.weight_surface]
     for kind in ("clean", "adversarial"):

@@ -13,10 +13,10 @@ from rattle.report.significance import Samples, compare_pairs
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
 from rattle.stats import Interval, mean_interval, summarise
 
-Format = Literal["markdown", "latex", "csv"]
+TableFormat = Literal["markdown", "latex", "csv"]
 
-ORDER = {"clean": 0, "pgd20": 1, "cw20": 2, "autoattack": 4, "best-known": 5}  # of the usual columns; others: 3
-NOTE = (
+COLUMN_ORDER = {"clean": 0, "pgd20": 1, "cw20": 2, "autoattack": 4, "best-known": 5}  # of the usual columns; others: 3
+TABLE_NOTE = (
     "Accuracy in %, mean ± std over seeds where there are several. "
     "Bold: highest of its column, and significantly so against every other row "
     "(p < 0.05 after Holm's adjustment for all pairs of rows in all columns)."
@@ -30,7 +30,7 @@ BOUND = (
 
 def sorted_attacks(names: Iterable[str]) -> list[str]:
     """Clean and the usual attacks first and AutoAttack last, the others between them by name; each once."""
-    return sorted(set(names), key=lambda name: (ORDER.get(name, 3), name))
+    return sorted(set(names), key=lambda name: (COLUMN_ORDER.get(name, 3), name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def compare(samples: Samples) -> Comparison:
     return Comparison(columns=columns, rows=samples, best=best, refused=refused)
 
 
-def write_table(comparison: Comparison, form: Format) -> str:
+def write_table(comparison: Comparison, form: TableFormat) -> str:
     """The table as text to paste, in one of three formats."""
     if form == "csv":
         return csv_text(comparison)
@@ -107,7 +107,7 @@ def write_table(comparison: Comparison, form: Format) -> str:
         rows.append(cells)
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
     notes = [
-        NOTE,
+        TABLE_NOTE,
         n,
         *([BOUND] if "best-known" in comparison.columns else []),
         *over_draws(comparison),
@@ -137,16 +137,16 @@ def beside(comparison: Comparison) -> list[str]:
         for column, sample in row.items():
             if classes := sample.worst_classes:
                 shares = [each.accuracy for each in classes]
-                worst.append(f"{title_of(column)} {over_seeds(shares, classes[0].interval)}")
+                worst.append(f"{title_of(column)} {mean_text(shares, classes[0].interval)}")
             if known := sample.calibrations:
-                errors.append(f"{title_of(column)} {over_seeds([each.error for each in known], known[0].interval)}")
+                errors.append(f"{title_of(column)} {mean_text([each.error for each in known], known[0].interval)}")
         for title, texts in zip(found, (worst, errors), strict=True):
             if texts:
                 found[title].append(f"{method}: {', '.join(texts)}")
     return [f"{title}, %: {'; '.join(rows)}." for title, rows in found.items() if rows]
 
 
-def over_seeds(shares: Sequence[float], interval: Interval) -> str:
+def mean_text(shares: Sequence[float], interval: Interval) -> str:
     """In %: of one seed with its interval, else mean ± std."""
     return interval.around(shares[0]) if len(shares) == 1 else summarise(shares).percent()
 

@@ -5,14 +5,14 @@ import io
 
 import numpy as np
 
-MOST_PIXELS = 96  # of a side; of larger images every k-th pixel is shown; the browser enlarges smaller ones
+LARGEST_SIDE = 96  # of a side; of larger images every k-th pixel is shown; the browser enlarges smaller ones
 
 
-def picture(image: np.ndarray) -> str:
+def data_uri(image: np.ndarray) -> str:
     """An image [C, H, W] in [0, 1]: grey with one channel, colour with three, the mean of any other number."""
     from PIL import Image
 
-    step = max(1, -(-max(image.shape[1:]) // MOST_PIXELS))
+    step = max(1, -(-max(image.shape[1:]) // LARGEST_SIDE))
     shown = np.clip(np.nan_to_num(image[:, ::step, ::step]), 0, 1)
     if shown.shape[0] != 3:
         shown = shown.mean(0, keepdims=True)
@@ -25,7 +25,7 @@ def picture(image: np.ndarray) -> str:
 
 def perturbation(delta: np.ndarray, factor: float) -> str:
     """A perturbation [C, H, W] times `factor`, around mid-grey."""
-    return picture(factor * delta + 0.5)
+    return data_uri(factor * delta + 0.5)
 
 
 def enlargement_factor(deltas: np.ndarray) -> float:

@@ -41,7 +41,11 @@ AXES = {
 }
 # Arrays of whole numbers below a size: labels of classes, numbers of images.
 BELOW = {"y": "K", "clean_predicted": "K", "adversarial_predicted": "K", "adversarial_label": "K", "index": "n"}
-GROUPS = ("first", "failure", "survivor")  # the first of its class | broken most confidently | withstood most narrowly
+GALLERY_GROUPS = (
+    "first",
+    "failure",
+    "survivor",
+)  # the first of its class | broken most confidently | withstood most narrowly
 
 
 class Checked:

@@ -104,7 +104,7 @@ def header(tensors: Tensors, texts: Mapping[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def save(
+def write_checkpoint(
     path: Path,
     *,
     recipe: Recipe,
@@ -143,7 +143,7 @@ def save(
         file.write(header(tensors, {**texts, "digest": digest(tensors, texts, sums)}))
 
 
-def read(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raises RattleError if there is none, Damaged if the file is not one or fails its checksum."""
     if not path.is_file():
         raise RattleError(f"there is no checkpoint {path}")

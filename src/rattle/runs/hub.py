@@ -9,7 +9,7 @@ from typing import Any
 
 from rattle.errors import RattleError
 from rattle.runs.io import Plain
-from rattle.runs.paths import CONFIG, WEIGHTS
+from rattle.runs.paths import CONFIG, WEIGHTS_FILE
 from rattle.runs.published import check_config, read_config
 
 REPOSITORY = r"[\w.-]+/[\w.-]+"
@@ -28,7 +28,7 @@ def fetch(name: str) -> tuple[Path, Plain]:
         config = read_config(path, name)
         check_config(config, name)
         # The folder in the cache is named after the commit: both files are of one.
-        return Path(hub.hf_hub_download(repository, WEIGHTS, revision=path.parent.name)), config
+        return Path(hub.hf_hub_download(repository, WEIGHTS_FILE, revision=path.parent.name)), config
 
 
 def check_repository(name: str) -> None:

@@ -13,16 +13,16 @@ from rattle.models.layers import MeanStd
 from rattle.models.registry import create_model
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import Checkpoint, read
+from rattle.runs.checkpoint import Checkpoint, read_checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import Plain
-from rattle.runs.paths import CONFIG, WEIGHTS, Run, is_published, slugify
-from rattle.runs.source import check_source
+from rattle.runs.paths import CONFIG, WEIGHTS_FILE, Run, is_published, slugify
+from rattle.runs.source import check_version
 from rattle.settings import check_type
 from rattle.weights import Tensors
 
 
-def find(path: Path | str) -> tuple[Path, Plain | None]:
+def find_weights(path: Path | str) -> tuple[Path, Plain | None]:
     """The file that a path means, see `resolve_checkpoint`, and its config if it is a published model."""
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise RattleError(f"a run or checkpoint is given by its path, got {path!r}")
@@ -32,7 +32,7 @@ def find(path: Path | str) -> tuple[Path, Plain | None]:
     file = Path(path)
     if file.is_dir():
         run = Run(file)
-        for choice in (run.checkpoint("best"), run.checkpoint("last"), file / WEIGHTS):
+        for choice in (run.checkpoint("best"), run.checkpoint("last"), file / WEIGHTS_FILE):
             if choice.is_file():
                 file = choice
                 break
@@ -41,7 +41,7 @@ def find(path: Path | str) -> tuple[Path, Plain | None]:
     if not file.exists():
         raise RattleError(f"there is no run or checkpoint {path}")
     config = file.with_name(CONFIG)
-    if file.name != WEIGHTS or not config.is_file():
+    if file.name != WEIGHTS_FILE or not config.is_file():
         return file, None
     from rattle.runs.published import read_config
 
@@ -51,7 +51,7 @@ def find(path: Path | str) -> tuple[Path, Plain | None]:
 def resolve_checkpoint(path: Path | str) -> Path:
     """The file that a path means: itself; of a run folder the best checkpoint, else the last; of a published folder,
     `hf:OWNER/NAME` (downloaded if it is not in the cache) or `zoo:NAME` the weights."""
-    return find(path)[0]
+    return find_weights(path)[0]
 
 
 def run_of(checkpoint: Path) -> Run | None:
@@ -62,9 +62,9 @@ def run_of(checkpoint: Path) -> Run | None:
 
 def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint:
     """Read the checkpoint or published model that a path means, see `resolve_checkpoint`; trust_code: as for `load`."""
-    file, config = find(path)
+    file, config = find_weights(path)
     if config is None:
-        return replace(read(file), trust_code=trust_code)
+        return replace(read_checkpoint(file), trust_code=trust_code)
     from rattle.runs.published import read_published
 
     saved = read_published(file, config, str(path))
@@ -74,7 +74,7 @@ def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint
     except RattleError as reason:
         raise RattleError(f"{path}: {first_line(reason)}") from reason
     # Results and exports of what lies in the package or in a cache go to a folder in the working one.
-    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
+    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS_FILE) if is_published(path) else saved
 
 
 def load(
@@ -155,7 +155,7 @@ def load_model(
     """The network of a checkpoint with its weights, in evaluation mode; averaged, model, device: as for `load`."""
     found = None if device is None else choose_device(device)
     if model is None:
-        check_source(run_of(saved.path), saved.recipe)
+        check_version(run_of(saved.path), saved.recipe)
         model = fresh_model(saved)
     count = saved.tensors.get("average.n_averaged", torch.zeros(()))
     began = averaged and count.numel() == 1 and not count.is_complex() and bool(count > 0)

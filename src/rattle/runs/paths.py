@@ -22,7 +22,7 @@ from rattle.settings import Plain
 
 # Of a run folder, written into checkpoints; 1 had the Taylor settings among the objective's own, 2 a slower checksum
 FORMAT = 3
-WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a published model
+WEIGHTS_FILE, CONFIG = "model.safetensors", "config.json"  # of a published model
 LONGEST = 120  # characters of a folder's name
 PREFIXES = ("hf:", "zoo:")  # of models that are published, on the hub or in the package
 LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"

@@ -39,7 +39,7 @@ def keep(run: Run, path: Path) -> dict[str, str]:
     return {"file": str(path), "sha256": sha256(kept)}
 
 
-def check_source(run: Run | None, recipe: Recipe) -> None:
+def check_version(run: Run | None, recipe: Recipe) -> None:
     """Refuse to build the network of a run whose file is gone, and warn where the file has changed since."""
     path = source_file(recipe.model)
     kept = run.source / path.name if run and path else None

@@ -11,13 +11,13 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import Array, Examples, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import Array, Examples, as_tensors, finite_logits, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
-from rattle.recipes.catalog import SETTINGS, resolve
+from rattle.recipes.catalog import DATASET_SETTINGS, resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
-from rattle.runs.source import check_source
+from rattle.runs.source import check_version
 from rattle.training.state import TrainState, init_state
 from rattle.weights import eval_mode
 
@@ -45,13 +45,13 @@ def first_state(
     trust_code: bool,
 ) -> TrainState:
     """The state of a run before its first step; arguments as for `fit`."""
-    recipe, images = take(recipe, model, data, classes)
+    recipe, images = take_images(recipe, model, data, classes)
     if model is not None and len(images.train):
         logits = sample_logits(model, images.train[torch.arange(1)].x)
         if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
             log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
     recipe = as_begun(recipe, run) if resume and run.exists() else recipe.refuse_idle()
-    check_source(run if resume else None, recipe)
+    check_version(run if resume else None, recipe)
     return init_state(recipe, images, model, trust_code=trust_code)
 
 
@@ -76,7 +76,7 @@ def start_note(state: TrainState) -> str:
     return "; ".join([line, *hints])
 
 
-def take(
+def take_images(
     recipe: Recipe, model: nn.Module | None, data: TrainingData | None, classes: Sequence[str] | None
 ) -> tuple[Recipe, Dataset]:
     """The recipe with what was given named in it, and the images, some of them held out; arguments as for `fit`."""
@@ -91,7 +91,7 @@ def take(
     if recipe.data.resize is not None:
         raise RattleError("data.resize does nothing to images given in Python: scale them yourself")
     found = as_dataset(data, model, classes)
-    usual = SETTINGS.get(recipe.data.name)
+    usual = DATASET_SETTINGS.get(recipe.data.name)
     if usual and recipe.data.val_size == usual.data.val_size:  # chosen for the dataset that the recipe names
         recipe = replace(recipe, data=replace(recipe.data, val_size=None))
     if found.val is not None and recipe.data.val_size not in (None, len(found.val)):
@@ -126,7 +126,7 @@ def sample_logits(model: nn.Module, x: Tensor) -> Tensor:
     if dtype != torch.get_default_dtype():
         raise RattleError(f"the model's weights are {dtype}, training takes {torch.get_default_dtype()}: model.float()")
     with torch.enable_grad(), eval_mode(model):
-        logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
+        logits = finite_logits(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
     if not logits.requires_grad:
         raise RattleError("the model cannot be trained: its logits have no gradient by its weights")
     refuse_one_logit(logits)

@@ -42,7 +42,7 @@ from rattle.training.metrics import LogTarget
 from rattle.weights import eval_mode
 
 TRADE_OFFS = (6.0, 2.0, 0.6, 0.2)  # 1/lambda, the published one first; less keeps more clean accuracy
-STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 500, 5, 30  # a run has as many epochs as make the steps, within these
+HARDEN_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 500, 5, 30  # a run has as many epochs as make the steps, within these
 HELD_OUT, MOST_HELD_OUT = 5, 1000  # one training image in five decides the trade-off
 RAMP, WARMUP = 0.3, 0.1  # shares of the run in which epsilon and the learning rate grow
 SGD_RATE, ADAMW_RATE = 0.01, 1e-4  # a tenth of what networks are trained with from scratch
@@ -144,7 +144,7 @@ def harden(
     images = all_images(model, data, test, classes)
     named = {}
     if isinstance(model, Network):
-        named, module = build(model, len(images.classes), images.channels)
+        named, module = build_start(model, len(images.classes), images.channels)
     else:
         module = model
     settings = data if isinstance(data, Data) else MEMORY
@@ -207,7 +207,7 @@ def all_images(
     return images
 
 
-def build(network: Network, classes: int, channels: int) -> tuple[Plain, nn.Module]:
+def build_start(network: Network, classes: int, channels: int) -> tuple[Plain, nn.Module]:
     """A network by name as fields of a recipe, and built."""
     network.check_weights()
     if network.random_weights or network.classes:
@@ -239,7 +239,7 @@ def choose_recipe(module: nn.Module, images: Dataset, method: str, lr: float | N
         raise RattleError(f"harden needs a method with a trade-off 1/lambda, such as trades-2nd, got {method}")
     epochs = recipe.epochs
     if "epochs" not in settings:
-        epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, math.ceil(STEPS / recipe.steps(len(images.train)))))
+        epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, math.ceil(HARDEN_STEPS / recipe.steps(len(images.train)))))
     # The last epoch is the result: the one most robust on few held-out images is often an earlier, less accurate one.
     return replace(recipe, epochs=epochs, evaluate_every=epochs)
 

@@ -42,7 +42,7 @@ from rattle.training.metrics import (
 )
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
-from rattle.training.saving import refuse_non_finite, restore, save
+from rattle.training.saving import refuse_non_finite, restore, save_state
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
 from rattle.training.teachers import code_of, train_teachers
 from rattle.training.validation import false_robustness, validate
@@ -173,7 +173,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                 if reason:
                     progress.sums = meter.read()
                     refuse_non_finite(state)
-                    save(state, run, "last")
+                    save_state(state, run, "last")
                     if reason in HANDLED:
                         raise StoppedBySignal(reason, str(run.folder), trust=bool(code_of(recipe)))
                     saved = time.monotonic()
@@ -181,7 +181,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             steps_per_second = len(order) / (time.monotonic() - begun)
             close_epoch(state)
             metrics = epoch_metrics(state, steps)
-            record(state, run, metrics)
+            record_epoch(state, run, metrics)
             saved = time.monotonic()
             spent = {
                 "seconds": saved - begun,
@@ -191,7 +191,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             }
             record_line(run.timing, {"epoch": metrics["epoch"], **spent})
             log_epoch(metrics)
-            console.log(summary(metrics, recipe.epochs, spent))
+            console.log(epoch_summary(metrics, recipe.epochs, spent))
             if "warning" in metrics:
                 console.log(f"warning: {metrics['warning']} (docs/guides/false-robustness.md)")
     state.model.eval()
@@ -274,7 +274,7 @@ def epoch_metrics(state: TrainState, steps: int) -> Plain:
     return metrics
 
 
-def record(state: TrainState, run: Run, metrics: Plain) -> None:
+def record_epoch(state: TrainState, run: Run, metrics: Plain) -> None:
     """Write an epoch's line and checkpoints: `best` when it is, and `last` last, since resuming starts from it."""
     recipe, progress = state.recipe, state.progress
     progress.epoch += 1
@@ -284,10 +284,10 @@ def record(state: TrainState, run: Run, metrics: Plain) -> None:
     reached = held_out_accuracies(metrics)
     if state.data.val is None or (reached and reached[1] > progress.best):
         progress.best, progress.best_epoch = reached[1] if reached else 0.0, progress.epoch
-        save(state, run, "best")
+        save_state(state, run, "best")
     if progress.epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
-        save(state, run, epoch_name(progress.epoch))
-    save(state, run, "last")
+        save_state(state, run, epoch_name(progress.epoch))
+    save_state(state, run, "last")
 
 
 def figures(state: TrainState) -> Figures:
@@ -302,7 +302,7 @@ def figures(state: TrainState) -> Figures:
     return found
 
 
-def summary(metrics: Plain, epochs: int, spent: Plain) -> str:
+def epoch_summary(metrics: Plain, epochs: int, spent: Plain) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them.
 
     spent: the epoch's line of timing.jsonl.

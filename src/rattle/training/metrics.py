@@ -83,7 +83,7 @@ def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Ite
         with SummaryWriter(str(run.events), purge_step=purge_step) as writer:
 
             def log(metrics: Plain) -> None:
-                for name, value in values_of(metrics).items():
+                for name, value in logged_values(metrics).items():
                     writer.add_scalar(name, value, metrics["epoch"])
                 writer.flush()
 
@@ -94,7 +94,7 @@ def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Ite
             mode="offline", dir=str(run.events), project="rattle", name=run.folder.name, config=to_plain(recipe)
         )
         try:
-            yield lambda metrics: session.log(values_of(metrics), step=int(metrics["epoch"]))
+            yield lambda metrics: session.log(logged_values(metrics), step=int(metrics["epoch"]))
         finally:
             session.finish()
     elif kind == "mlflow":  # RUN/events/mlflow.db, or where MLFLOW_TRACKING_URI says
@@ -120,7 +120,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
     try:
 
         def log(metrics: Plain) -> None:
-            for name, value in values_of(metrics).items():
+            for name, value in logged_values(metrics).items():
                 client.log_metric(session, name, value, step=int(metrics["epoch"]))
 
         yield log
@@ -129,7 +129,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
         client.set_terminated(session, state)
 
 
-def values_of(metrics: Plain) -> dict[str, float]:
+def logged_values(metrics: Plain) -> dict[str, float]:
     """The metrics of an epoch without its number."""
     return {name: value for name, value in metrics.items() if name not in ("epoch", "step", "warning")}
 

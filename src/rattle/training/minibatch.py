@@ -23,7 +23,7 @@ from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.training.ranks import sync_with_last
-from rattle.training.state import ATTACK, CROPS, EXTRA, PARTNERS, PIXELS, WEIGHTS, TrainState
+from rattle.training.state import ATTACK, CROPS, EXTRA, NOISE, PARTNERS, PIXELS, TrainState
 from rattle.training.step import StepInputs, step
 
 AREA = 0.08  # smallest share of a picture in a random crop, as usual for ImageNet
@@ -60,7 +60,7 @@ def train_step(
                 place=distributed.rank() * len(index) + number * len(parts[0]),
                 reduce=distributed.mean_over_ranks,
             ),
-            shared=torch.Generator().manual_seed(derive_seed(recipe.seed, WEIGHTS, progress.step)),
+            shared=torch.Generator().manual_seed(derive_seed(recipe.seed, NOISE, progress.step)),
             noise_samples=recipe.noise_samples,
             weight=len(part) / len(index),
             ddp_forward=ddp_forward,

@@ -15,10 +15,10 @@ from rattle.runs.progress import Console
 from rattle.training.metrics import Diverged
 from rattle.training.state import Progress, TrainState
 
-REMOVED = ("rate", "term_weights", "closed")  # what version 0.2 had in the progress of a run
+REMOVED_PROGRESS = ("rate", "term_weights", "closed")  # what version 0.2 had in the progress of a run
 
 
-def save(state: TrainState, run: Run, name: str) -> None:
+def save_state(state: TrainState, run: Run, name: str) -> None:
     """Write a checkpoint; `last` also holds the optimizer, and the `last` before it is kept as `previous`."""
     last = name == "last"
     state.share_memory()
@@ -29,7 +29,7 @@ def save(state: TrainState, run: Run, name: str) -> None:
             more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.cotrained)
 
     def write() -> None:
-        checkpoint.save(
+        checkpoint.write_checkpoint(
             run.checkpoint(name),
             recipe=state.recipe,
             classes=state.data.classes,
@@ -54,7 +54,7 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if changed := changes(saved.recipe, state.recipe, but=("epochs", "model")):  # `fill` compares the model's weights
         raise RattleError(f"{saved.path} is of another recipe ({changed}): put the checkpoint of this run there")
     try:
-        numbers = {name: value for name, value in saved.progress.items() if name not in REMOVED}
+        numbers = {name: value for name, value in saved.progress.items() if name not in REMOVED_PROGRESS}
         state.progress = from_plain(Progress, numbers, "progress")
         fill_state(state, saved)
     except (RattleError, RuntimeError, KeyError, TypeError) as reason:
@@ -88,7 +88,7 @@ def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
         if not path.exists():
             continue
         try:
-            found = checkpoint.read(path)
+            found = checkpoint.read_checkpoint(path)
         except checkpoint.Damaged as reason:
             console.log(f"{reason}; trying the checkpoint before it" if path == last else str(reason))
             damage = reason

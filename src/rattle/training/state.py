@@ -26,9 +26,9 @@ from rattle.training.teachers import cotrained, network_recipe, teachers_of
 from rattle.weights import Tensors
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
-ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
+ORDER, PIXELS, ATTACK, NOISE, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
 
-MOST_PIXELS = 2**29  # that statistics are taken over: 2 GiB in single precision, 3,566 images of 224 pixels
+STATISTICS_PIXELS = 2**29  # that statistics are taken over: 2 GiB in single precision, 3,566 images of 224 pixels
 
 
 Whole = Annotated[int, Bound(least=0)]
@@ -232,7 +232,7 @@ def statistics(recipe: Recipe, data: Dataset) -> MeanStd:
         return list(recipe.normalise[: data.channels]), list(recipe.normalise[data.channels :])
     if not recipe.normalise:
         return None
-    first = torch.arange(min(len(data.train), 10_000, MOST_PIXELS // data.train.shape[1:].numel()))
+    first = torch.arange(min(len(data.train), 10_000, STATISTICS_PIXELS // data.train.shape[1:].numel()))
     x = to_float(data.train[first].x)
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp_min(1e-3).tolist()
 

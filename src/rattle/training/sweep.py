@@ -60,7 +60,7 @@ def folder_name(point: Plain) -> str:
     return slugify(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
 
-def plan(points: Sequence[tuple[Plain, Recipe]], out: Path, *, trust_code: bool = False) -> list[Job]:
+def plan_sweep(points: Sequence[tuple[Plain, Recipe]], out: Path, *, trust_code: bool = False) -> list[Job]:
     """A folder and a recipe each; two points of one name, or a folder that holds something else, are refused."""
     jobs = [Job(out / folder_name(point), recipe, trust_code) for point, recipe in points]
     check(jobs)

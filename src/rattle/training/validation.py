@@ -21,12 +21,12 @@ from rattle.training.metrics import Diverged
 from rattle.training.state import TrainState
 from rattle.weights import Tensors, eval_mode
 
-BATCH = 250  # images of a forward pass; the signs are those of the first, which is spread evenly over all
+VALIDATION_BATCH = 250  # images of a forward pass; the signs are those of the first, which is spread evenly over all
 SIGNS = ("robust", "margin", "one_step", "only_one_step", "fosc")
-FEWEST_IMAGES, FEWEST_STEPS = 100, 5  # with fewer the signs are no ground for a sentence
+FEWEST_IMAGES, FEWEST_ATTACK_STEPS = 100, 5  # with fewer the signs are no ground for a sentence
 GAP = 0.2  # of the images: what one attack breaks beyond another, where the difference is more than chance and youth
 OVERFITTED = 0.5  # share of the images that withstand one step which several steps break
-MARGIN = 0.25  # share of those that withstand the cross-entropy which the margin breaks
+MARGIN_GAP = 0.25  # share of those that withstand the cross-entropy which the margin breaks
 ONLY_ONE_STEP = 0.06  # of the images: those that one step breaks and several do not
 
 
@@ -34,7 +34,7 @@ def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
     """Clean and robust accuracy on the held-out images, and the signs on at most 250 of them."""
     assert state.data.val is not None
     val, device, seed = state.data.val, state.device, state.recipe.seed
-    attacks, batches = state.recipe.validation_attacks, -(-len(val) // BATCH)
+    attacks, batches = state.recipe.validation_attacks, -(-len(val) // VALIDATION_BATCH)
     names = ("val_clean", *attacks, *(f"val_sample_{name}" for name in SIGNS))
     sums = {name: torch.zeros((), dtype=torch.float32, device=device) for name in names}
     try:
@@ -94,13 +94,13 @@ def false_robustness(metrics: Mapping[str, float], steps: int) -> str | None:
     """A sentence where a sign crosses its threshold; of averaged weights where there are any. steps: of the attack."""
     kind = "_average" if "val_sample_average" in metrics else ""
     n = metrics.get(f"val_sample{kind}", 0)
-    if n < FEWEST_IMAGES or steps < FEWEST_STEPS:
+    if n < FEWEST_IMAGES or steps < FEWEST_ATTACK_STEPS:
         return None
     robust, margin, one_step, only_one_step = (metrics[f"val_sample_{name}{kind}"] for name in SIGNS[:4])
     if one_step - robust >= max(GAP, OVERFITTED * one_step):
         seen = f"{one_step:.0%} of {n:.0f} held-out images withstand one step and {robust:.0%} withstand {steps}"
         return f"{seen}: catastrophic overfitting to attacks of one step"
-    if robust - margin >= max(GAP, MARGIN * robust):
+    if robust - margin >= max(GAP, MARGIN_GAP * robust):
         seen = f"{robust:.0%} of {n:.0f} held-out images withstand the cross-entropy and {margin:.0%} the margin too"
         return f"{seen}: gradients may be masked, the robust accuracy is too high"
     if only_one_step >= ONLY_ONE_STEP:
