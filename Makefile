@@ -9,7 +9,7 @@ READY  := $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/rattle demo
 
-# Ten seconds: every module is imported, every room does one small thing.
+# Ten seconds: every module is imported, every package does one small thing.
 smoke: $(READY)
 	$(BIN)/python -m pytest tests/test_smoke.py
 
@@ -62,7 +62,7 @@ types: $(READY)
 bench: $(READY)
 	$(BIN)/python -m reproduction.bench $(BENCH)
 
-# Syntax nodes and lines by room, and how much of the code a training run needs.
+# Syntax nodes and lines by package, and how much of the code a training run needs.
 size: $(READY)
 	$(BIN)/python -m reproduction.size
 

@@ -4,7 +4,7 @@
     python -m reproduction.plain_at cifar10.npz --gather   # writes results/plain-at.json
 
 First AT alone with 3, 5, 7 and 10 inner steps chooses how many this study takes; then every variant is trained with
-every seed. The protocol, fixed before the first run, is docs/studies/trade-off.md. A killed run resumes, several
+every seed. The protocol, fixed before the first run: reproduction/studies/trade-off.md. A killed run resumes, several
 processes share the work, and runs in results/plain-at.json are not repeated. cifar10.npz holds uint8 arrays x_train,
 x_test [n, 32, 32, 3] and y_train, y_test [n].
 """

@@ -6,7 +6,7 @@
     python -m reproduction.random_ensembles --report               # the table of what was gathered
 
 The networks are those of trade_off.py at 1/lambda 4, whose folder this study shares. The protocol, fixed before the
-first run, is docs/studies/randomized-models.md. A killed run resumes, several processes share the work.
+first run, is reproduction/studies/randomized-models.md. A killed run resumes, several processes share the work.
 """
 
 from __future__ import annotations

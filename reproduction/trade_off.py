@@ -5,7 +5,7 @@
     python -m reproduction.trade_off --report               # the figure and the comparison of what was gathered
 
 The regime and the runs at 1/lambda 6 are those of randomized_weights.py; the protocol, fixed before the first run, is
-docs/studies/trade-off.md. A killed run resumes, several processes share the work.
+reproduction/studies/trade-off.md. A killed run resumes, several processes share the work.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_smoothing_is_all_smoothing() -> None:
         assert row["lasts"] < 1e-6
     assert rows["first"]["over_zeroth"] == pytest.approx(2 * rows["second"]["over_zeroth"])
     assert rows[WHOLE]["over_zeroth"] == pytest.approx(3 * rows["second"]["over_zeroth"])
-    assert terms_answer(rows[WHOLE], 4).startswith("The Taylor terms do nothing of their own")
+    assert terms_answer(rows[WHOLE], 4).startswith("The Taylor terms have no effect of their own")
 
 
 def test_exact_is_negligible_at_a_small_sigma_and_is_not_smoothing() -> None:
@@ -104,10 +104,10 @@ def test_the_interval_of_what_lasts_holds_the_truth_about_as_often_as_it_says(sh
 @pytest.mark.parametrize(
     ("lasts", "low", "high", "verdict"),
     [
-        (0.04, 0.02, 0.06, "cannot be told"),
-        (0.04, 0.02, 0.045, "do nothing"),
-        (0.06, 0.055, 0.07, "do something of their own:"),
-        (0.06, None, None, "cannot be told"),
+        (0.04, 0.02, 0.06, "do not show"),
+        (0.04, 0.02, 0.045, "have no effect"),
+        (0.06, 0.055, 0.07, "have an effect of their own:"),
+        (0.06, None, None, "do not show"),
     ],
 )
 def test_the_verdict_is_given_only_where_the_interval_is_clear(

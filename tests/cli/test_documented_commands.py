@@ -32,8 +32,8 @@ def commands(page: str) -> list[str]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NET)
-    torch.save(linear().state_dict(), tmp_path / "plain.pt")
-    for name, seed in (("a", 0), ("b", 1), ("ft", 0)):
+    torch.save(linear().state_dict(), tmp_path / "theirs.pt")
+    for name, seed in (("a", 0), ("b", 1), ("robust", 0), ("taylor", 1)):
         save_run(tmp_path / "runs" / name, seed=seed)
     monkeypatch.chdir(tmp_path)
     (generated,) = (block for block in blocks("guides/data.md", "python") if "generated.npz" in block)

@@ -19,10 +19,10 @@ def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "
     ("result", "words", "silent"),
     [
         (evaluation(4000, 10_000), "no caveats", "caveats:"),
-        (evaluation(100, 200), "n = 200 of 10,000 leaves 6.9 points", "stronger attack"),
-        (evaluation(5, 10_000, clean=1100), "clean accuracy is near chance", "more images"),
-        (evaluation(5, 10_000, attack="pgd20"), "a stronger attack (pgd20 can only overestimate", "more images"),
-        (evaluation(5, 10_000, warnings=("masked",)), "warnings above", "stronger attack"),
+        (evaluation(100, 200), "n = 200 of 10,000, ±6.9 points", "upper bound"),
+        (evaluation(5, 10_000, clean=1100), "clean accuracy is near chance", "few images"),
+        (evaluation(5, 10_000, attack="pgd20"), "only an upper bound (pgd20", "few images"),
+        (evaluation(5, 10_000, warnings=("masked",)), "warnings above", "upper bound"),
     ],
 )
 def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, silent: str) -> None:
@@ -33,5 +33,5 @@ def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, 
 
 
 def test_all_the_images_there_are_are_not_asked_for_again() -> None:
-    assert "more images" not in caveats_of(evaluation(20, 40), classes=10, test_images=40)
-    assert "more images" in caveats_of(evaluation(20, 40), classes=10, test_images=60)
+    assert "few images" not in caveats_of(evaluation(20, 40), classes=10, test_images=40)
+    assert "few images" in caveats_of(evaluation(20, 40), classes=10, test_images=60)

@@ -97,7 +97,7 @@ def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Pa
     assert (saved["within"], saved["attacks"]["fgsm"]["flags"]) == (5, result.attacks["fgsm"].flags)
     assert saved["n"] < saved["test_images"]
     assert f"(n {saved['n']})" in out
-    assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
+    assert out.rstrip().rpartition("\n")[2].startswith("caveats: only an upper bound")
 
 
 def test_the_first_images_are_no_sample(tmp_path: Path, command: Command) -> None:

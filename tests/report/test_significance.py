@@ -54,4 +54,6 @@ def test_the_sentence_names_the_better_or_says_that_there_is_none() -> None:
     rows["B"] = {"autoattack": made.sample(0.48), "clean": made.sample(0.89)}
     attacked, clean = paired_tests(rows)[0]
     assert attacked.sentence == "B is better under AutoAttack by 8.0 points (n = 100, p = 0.008)"
-    assert clean.sentence == "A and B cannot be told apart on clean images (difference 1.0 points, n = 100, p = 0.500)"
+    assert (
+        clean.sentence == "A and B are not distinguishable on clean images (difference 1.0 points, n = 100, p = 0.500)"
+    )

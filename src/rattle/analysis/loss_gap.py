@@ -44,7 +44,7 @@ def losses_of(
     """Of each image the clean loss, the adversarial loss, the KL and the gap, [n, 4], means over `draws` samples of u.
 
     `attack` climbs at w + u, as in training, with what `seed` gives to each image; `noise` draws u. `batch`: images at
-    a time, which decides nothing.
+    a time; the result does not depend on it.
     """
     total = torch.zeros(len(images), 4, dtype=torch.float64)
     x = floats_for(model, images.x)

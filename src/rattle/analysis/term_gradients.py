@@ -1,4 +1,4 @@
-"""Do the Taylor terms do something of their own? Their weight gradients beside the zeroth term's and label smoothing's.
+"""Do the Taylor terms have an effect of their own? Weight gradients beside those of the zeroth term and smoothing.
 
 What a mode adds is the gradient of the loss less that of the same loss without the paper's terms, so that modes
 without terms of their own (sampled) are measured too. Train-mode BatchNorm, statistics held, in double precision.
@@ -30,7 +30,7 @@ from rattle.stats import t_interval
 from rattle.weights import frozen_bn_stats, perturbed
 
 WHOLE = "all they add"
-LASTS = 0.05  # of the zeroth term's lasting gradient: what is below it is nothing of their own
+LASTS = 0.05  # of the zeroth term's lasting gradient: anything below counts as no effect of their own
 
 
 # The gradient of a Taylor term, or of all, by its name; means over minibatches:
@@ -141,20 +141,20 @@ def gradients(
 
 
 def terms_answer(row: TermRow, batches: int) -> str:
-    """One sentence: whether what the terms add does something of its own, if the interval of `lasts` says so."""
-    verdict = f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
+    """One sentence: whether the terms have an effect of their own, if the interval of `lasts` is clear."""
+    verdict = f"{batches} minibatches do not show whether the Taylor terms have an effect of their own"
     interval, low, high = "", row["lasts_low"], row["lasts_high"]
     if low is not None:
         interval = f" (95 %: {low:.2g} to {high:.2g})"
         if high < LASTS:
-            verdict = "The Taylor terms do nothing of their own"
+            verdict = "The Taylor terms have no effect of their own"
         elif low > LASTS:
-            verdict = "The Taylor terms do something of their own"
+            verdict = "The Taylor terms have an effect of their own"
     return (
         f"{verdict}: their gradient is {row['over_zeroth']:.2g} of the zeroth term's, with cosine "
-        f"{row['to_smoothing']:.2f} to label smoothing's and {row['to_zeroth']:.2f} to the zeroth's; of the rest "
-        f"what lasts from minibatch to minibatch is {row['lasts']:.2g}{interval} of the zeroth's, where {LASTS:g} or "
-        "less counts as nothing."
+        f"{row['to_smoothing']:.2f} to label smoothing's and {row['to_zeroth']:.2f} to the zeroth's; of the rest, "
+        f"{row['lasts']:.2g}{interval} of the zeroth's persists from minibatch to minibatch; {LASTS:g} or less "
+        "counts as none."
     )
 
 

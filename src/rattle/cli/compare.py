@@ -36,7 +36,7 @@ class Options:
     differ in their seed alone are one method, whose seeds are paired with those of another."""
 
     models: RunPaths  # run folders, or folders of results (WEIGHTS-results)
-    baseline: str = ""  # one of the folders: compare each of the others with it alone, instead of every pair
+    baseline: str = ""  # one of the folders: compare the others with it alone, instead of every pair
     json: bool = False  # print the comparison as one JSON object on stdout, and nothing else
 
 

@@ -39,7 +39,7 @@ ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of step
 
 @dataclass(frozen=True)
 class ThreatOptions:
-    """The threat to evaluate under; what the run was trained for, else linf 8/255, when not given."""
+    """The threat to evaluate under; when not given, that of the run's training, else linf 8/255."""
 
     norm: Annotated[Norm | None, tyro.conf.arg(aliases=["--norm"])] = None
     epsilon: Annotated[float | None, tyro.conf.arg(aliases=["--epsilon"])] = None
@@ -73,9 +73,9 @@ class AttackOptions:
     first: bool = False  # take the first n test images instead of a sample, as the reference does
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
     within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
-    minutes: float | None = None  # attack as many of the n images as this allows, attacks having equal shares of it
+    minutes: float | None = None  # attack as many of the n images as fit into this time, in equal shares of the attacks
     batch_size: int | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
-    jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
+    jobs: int = 1  # processes that attack batches in parallel; one per core for small networks
     seed: int = 0  # of the attacks' random draws
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
@@ -88,16 +88,16 @@ class Options(Network, AttackOptions):
     After an interruption the same command resumes where it stopped."""
 
     path: RunPath = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
-    threats: tuple[str, ...] = ()  # several, as linf:8/255 l2:0.5 l1:12: each attack under each, and under all (union)
+    threats: tuple[str, ...] = ()  # such as linf:8/255 l2:0.5 l1:12: attack under each, and under their union
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
     save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
     corruptions: str = ""  # accuracy under common corruptions instead of attacks: a folder of CIFAR-10-C, or `made`
-    verify: str = ""  # check such a file against the model instead of attacking
-    raw: bool = False  # the raw weights of a run that averages them
+    verify: str = ""  # check a file of --save-adversarial against the model instead of attacking
+    raw: bool = False  # use the raw weights of a run that averages them
     noise: NoiseOptions = NoiseOptions()  # evaluate the ensemble over draws of u on the weights
-    draws: int | None = None  # in that ensemble, 16 when not given; of a random model fresh ones a rate, 32
+    draws: int | None = None  # draws of that ensemble, 16 when not given; of a random model draws per image, 32
     eot: int | None = None  # draws of a random model that every gradient averages, 16 when not given
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 

@@ -17,8 +17,8 @@ class Options:
     """Export a trained model; the file is written only if it computes the model's logits on a batch."""
 
     path: RunPath  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME
-    format: Literal["safetensors", "torchscript", "onnx"] = "safetensors"  # of the file
-    # to write; model.safetensors, model.pt or model.onnx in the run folder (./zoo_NAME) when not given
+    format: Literal["safetensors", "torchscript", "onnx"] = "safetensors"  # format of the file
+    # file to write; model.safetensors, model.pt or model.onnx in the run folder (./zoo_NAME) when not given
     out: str = ""
     raw: bool = False  # export the raw weights of a run that averages them
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model

@@ -13,7 +13,7 @@ from rattle.runs.io import Plain
 class Options:
     """Measure the remainder of the expansion of g(w + u) after each order, against sigma, on clean and adversarial
     images: a table, results/fidelity.json and a plot. Above 1, an order is worse than g(w) alone. Then whether the
-    run's Taylor terms do something of their own: their gradients beside the zeroth term's and label smoothing's."""
+    run's Taylor terms have an effect of their own: their gradients beside the zeroth term's and label smoothing's."""
 
     path: RunPath  # a run folder or a checkpoint file
     sigmas: tuple[float, ...] = SIGMAS  # std of u to try

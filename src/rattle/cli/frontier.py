@@ -37,7 +37,7 @@ class Options:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     points: int | None = None  # values of the trade-off setting, 5 when not given; of --between, 7
-    setting: tuple[str, ...] = ()  # other values: objective.taylor.eta=0.1,0.2,0.4
+    setting: tuple[str, ...] = ()  # another setting with its values: objective.taylor.eta=0.1,0.2,0.4
     attacks: tuple[str, ...] = ("pgd20", "autoattack")
     n: int | None = 1000  # a sample of n test images, classes in proportion
     clean_at_least: float | None = None  # choose the most robust point with this clean accuracy, %, held-out images

@@ -34,7 +34,7 @@ class Options:
     seeds: tuple[int, ...] = ()  # one run of each row for each; 0 1 2, at scale tiny 0, when not given
     # checkpoint chosen on validation images | on the test set, Appendix B
     protocols: tuple[Literal["honest", "paper"], ...] = ("honest", "paper")
-    launcher: Literal["local", "slurm"] = "local"
+    launcher: Literal["local", "slurm"] = "local"  # where the runs are trained: here, or each as a job of SLURM
     jobs: int = 1  # runs at once, with launcher local
     out: str = "runs/paper"  # folder of the tables; the runs are in OUT/SCALE
     data: tuple[str, ...] = ()  # other sources: cifar10=FILE.npz, or one FILE for every dataset
@@ -43,8 +43,8 @@ class Options:
     epochs: int | None = None  # of every run; the scale's when not given
     train_size: int | None = None  # training images; the scale's when not given
     n: int | None = None  # test images that are attacked; the scale's when not given
-    autoattack_n: int | None = None  # of them, by AutoAttack
-    format: Literal["terminal", "markdown", "latex", "html", "json"] = "terminal"  # of what is printed
+    autoattack_n: int | None = None  # test images that AutoAttack attacks; the scale's when not given
+    format: Literal["terminal", "markdown", "latex", "html", "json"] = "terminal"  # format of the printed table
     plan: bool = False  # print the plan and its cost, and stop
     yes: bool = False  # train at scale small or full, which takes hours or more
     slurm: Slurm = field(default_factory=Slurm)

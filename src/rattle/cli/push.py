@@ -17,11 +17,13 @@ class Options:
 
     path: RunPath  # a run folder or a checkpoint file
     name: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="OWNER/NAME")
-    ]  # OWNER/NAME of the repository; it is made if it is not there
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="OWNER/NAME", help="the repository on the hub; created if it does not exist"),
+    ]
     private: bool = False  # make a new repository private
     revision: str | None = None  # the branch to upload to; main when not given
-    license: str = "unknown"  # of the model, for its card: an identifier of the hub's, such as mit or cc-by-4.0
+    license: str = "unknown"  # the model's licence, for its card: mit, cc-by-4.0, ...
     to: str = ""  # write the folder here instead, and use no network
     page: bool = True  # --no-page: leave out report.html, which may show some of the test images
     raw: bool = False  # publish the raw weights of a run that averages them

@@ -21,12 +21,12 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Options:
-    """List the methods and how the name of a recipe is built; with TEXT the recipes whose names contain it. Any model
-    name may stand where preact18 does."""
+    """List the methods and how the name of a recipe is built; with TEXT the recipes whose names contain it.
+    Any model name can replace preact18."""
 
     filter: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = ""  # a part of names, or a name
     all: bool = False  # list every name
-    zoo: bool = False  # list the trained models in the package instead, with what was measured of them
+    zoo: bool = False  # list the trained models in the package instead, with their measured accuracies
     yaml: bool = False  # print the one recipe of that name as YAML, to save and edit
 
 

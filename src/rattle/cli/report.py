@@ -18,8 +18,8 @@ class Options:
     What it needs and a run lacks (gallery, accuracy against epsilon, landscapes) is computed from the checkpoint."""
 
     runs: RunPaths  # run folders, folders of frontiers, or folders of results of other models
-    # one of the folders, or one more: compare each other with it alone, instead of every pair; of more than four runs
-    # each is compared with the first when not given
+    # compare every other folder with this one alone, instead of every pair; with more than four the first when not
+    # given
     baseline: str = ""
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already

@@ -44,9 +44,9 @@ USUAL_BASE = "digits-linf-cnn"  # of --methods alone
 class Options:
     """Options of the sweep itself; all others are settings of the recipe."""
 
-    methods: tuple[str, ...] = ()  # ends of recipes' names, such as trades-2nd: one recipe for each, the baseline first
+    methods: tuple[str, ...] = ()  # methods, such as trades trades-2nd, the baseline first
     seeds: tuple[int, ...] = ()  # one run for each; the recipe's own seed when not given
-    attacks: tuple[str, ...] = ()  # evaluate every run by these, and compare
+    attacks: tuple[str, ...] = ()  # evaluate every run by these attacks, and compare
     n: int | None = 1000  # on a sample of n test images, classes in proportion
     launcher: Literal["local", "slurm"] = "local"
     jobs: int = 1  # runs at once, with launcher local

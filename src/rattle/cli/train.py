@@ -40,8 +40,8 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
-    mean: tuple[float, ...] = ()  # of each channel, where the weights of --init were trained on normalised images
-    std: tuple[float, ...] = ()  # goes with --mean
+    mean: tuple[float, ...] = ()  # normalisation of the weights of --init, per channel, if they were trained with one
+    std: tuple[float, ...] = ()  # std per channel, with --mean
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     log: Literal["tensorboard", "wandb", "mlflow", "none"] = (
         "tensorboard"  # besides metrics.jsonl; wandb, mlflow: extras

@@ -161,7 +161,7 @@ def evaluate(
 ) -> Evaluation:
     """Attack images; with a folder `out`, write out/ATTACK.json for each attack.
 
-        After an interruption the same call resumes after the last finished batch, or the last finished component of an
+    After an interruption the same call resumes after the last finished batch, or the last finished component of an
     ensemble on a batch; hidden files in `out` hold these.
 
     For a model that answers at random, flags are rates: shares of fresh draws that classify an image correctly.

@@ -11,16 +11,16 @@ from rattle.models.registry import BUILDERS
 class Network:
     """A network and a file of weights, such as other code saves them."""
 
-    model: str = ""  # a network's name, FILE.py:build or FILE.onnx, to evaluate without a run
-    weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
+    model: str = ""  # a network's name, FILE.py:build, timm:NAME or FILE.onnx
+    weights: str | None = None  # file of its weights, saved by this or other code; not needed if build() loads them
     width: int | None = None  # of a named network; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a named network
-    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
-    std: tuple[float, ...] = ()  # goes with --mean
-    random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
-    classes: int | None = None  # of --model; as many as the data have when not given
-    resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
-    crop: int | None = None  # decode a folder on the fly: side of the centre, of --resize or 8/7 of it
+    mean: tuple[float, ...] = ()  # normalisation of its training, per channel; read from --weights if stored there
+    std: tuple[float, ...] = ()  # std per channel, with --mean
+    random_weights: bool = False  # allow weights drawn at random, from seed 0
+    classes: int | None = None  # outputs of --model; the number of classes in the data when not given
+    resize: int | None = None  # scale the images to this side, if the model needs another size
+    crop: int | None = None  # decode a folder on the fly: side of the centre of pictures scaled to --resize
 
     def check_weights(self) -> None:
         """Refuse what contradicts itself."""

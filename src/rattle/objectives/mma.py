@@ -17,7 +17,7 @@ from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat, per_image
 from rattle.weights import Tensors
 
-REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
+REACH = 1.05  # the search goes beyond d_max, so that an image on d_max differs from one farther away
 SEARCH_STEPS = 10  # halvings of the bracket around the boundary
 STEP = 2.5  # PGD's K steps together, over the radius
 

@@ -43,8 +43,8 @@ class Scale:
     epochs: Count | None = None
     train_size: Count | None = None
     n: Count | None = None  # test images that are attacked; all when None
-    autoattack_n: Count | None = 1000  # of them, by AutoAttack: what the authors' release does by default
-    rays_n: Count | None = None  # of them, by RayS
+    autoattack_n: Count | None = 1000  # test images for AutoAttack, as many as in the authors' release
+    rays_n: Count | None = None  # test images for RayS
     queries: int = 10_000  # of RayS, for each image
     autoattack: str = "autoattack"  # or smoke-ensemble, where the whole would take longer than the training
     published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for

@@ -10,7 +10,7 @@ NORM_SYMBOLS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082", "l1": "\u2113\u208
 RADIUS = re.compile(r"(linf|l2|l1)=(\d{1,9}(?:\.\d{1,12})?(?:e-\d\d)?)")  # as evaluation names a threat
 ATTACK_TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
 NOT_NAMED = ("name", "method", "seed", "threads", "device", "save_minutes")  # settings that say nothing of the result
-MOST_NAMED = 3  # settings in a name; runs that differ in more are told apart by their folders
+MOST_NAMED = 3  # settings in a name; runs that differ in more are named by their folders
 
 
 def title_of(attack: str) -> str:

@@ -64,13 +64,13 @@ class PairedTest:
 
     @property
     def better(self) -> tuple[str, str] | None:
-        """(the better, the other), if they can be told apart."""
+        """(the better, the other), if the difference is significant."""
         both = (self.second, self.first) if self.difference > 0 else (self.first, self.second)
         return both if self.significant else None
 
     @property
     def conclusion(self) -> str:
-        return f"{self.better[0]} is better" if self.better else "cannot be told apart"
+        return f"{self.better[0]} is better" if self.better else "not distinguishable"
 
     @property
     def sentence(self) -> str:
@@ -81,7 +81,7 @@ class PairedTest:
         facts = f"{seeds}n = {self.samples[0].n:,}, p {p if p.startswith('<') else f'= {p}'}"
         if self.better:
             return f"{self.better[0]} is better {where} by {points} ({facts})"
-        return f"{self.first} and {self.second} cannot be told apart {where} (difference {points}, {facts})"
+        return f"{self.first} and {self.second} are not distinguishable {where} (difference {points}, {facts})"
 
 
 Tests = tuple[list[PairedTest], list[str]]  # and a sentence for each one that was not made

@@ -22,7 +22,7 @@ class Slurm:
 
     partition: str | None = None  # the cluster's default when not given
     nodes: Count = 1  # machines of each run
-    gpus: CountOrZero = 0  # on each machine; a rank for each, or one rank a machine without any
+    gpus: CountOrZero = 0  # GPUs on each machine, one rank for each; 0: one rank on the CPU
     cpus: Count = 1  # of each rank
     time: Count = 24 * 60  # minutes; a run that needs more is saved, requeued and resumed
     requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
