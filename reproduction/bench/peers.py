@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def steps(subject: Subject, mair: str) -> dict[str, Call]:
     """A whole TRADES step; the authors' is compared with ours of the same terms."""
     found: dict[str, Call] = {"TRADES": library_step(subject, "trades")}
     found["TRADES 1st+2nd"] = library_step(subject, "trades-2nd")
+    found["TRADES, bf16"] = library_step(replace(subject, setup=replace(subject.setup, precision="bf16")), "trades")
     found["TRADES, textbook"] = reference_step(subject, PUBLISHED)
     found["1st+2nd, authors' algorithm"] = reference_step(subject, AUTHORS)
     if mair:
