@@ -19,6 +19,9 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "demo")
+    import torch
+
+    torch.set_num_threads(1)  # the networks are too small for two, which spin while they wait for a busy core
     seed, epochs, page = str(options.seed), str(options.epochs), Path(options.out) / "report.html"
     folders = []
     for method in ("trades", "trades-2nd"):
