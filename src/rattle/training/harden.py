@@ -47,7 +47,8 @@ HARDEN_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 500, 5, 30  # a run has as many epoch
 HELD_OUT, MOST_HELD_OUT = 5, 1000  # one training image in five decides the trade-off
 RAMP, WARMUP = 0.3, 0.1  # shares of the run in which epsilon and the learning rate grow
 SGD_RATE, ADAMW_RATE = 0.01, 1e-4  # a tenth of what networks are trained with from scratch
-FASTER = 10  # times that rate, where the first try learns too little
+ABOVE_CHANCE = 0.05  # robust accuracy that the first try has to reach beyond guessing, or it learned too little
+FASTER = 10  # times the rate of such a try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +134,9 @@ def harden(
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
     with a trade-off 1/lambda, such as trades-2nd or trades-awp. lr: the learning rate, when None 0.01 of SGD, or
-    1e-4 of AdamW for networks with LayerNorm, and ten times that if the robust accuracy of the first try is near
-    chance. attacks, n: measure by these, on so many of the test images. console: shows progress in another way; quiet:
-    show none. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
+    1e-4 of AdamW for networks with LayerNorm, and ten times that if the first try is hardly more robust than guessing.
+    attacks, n: measure by these, on so many of the test images. console: shows progress in another way; quiet: show
+    none. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
     """
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     try:
@@ -169,7 +170,7 @@ def harden(
         before = evaluate(module, measured.x, measured.y, attacks, out=folder, metadata={"name": "before"}, **about)
         refuse_untrained(before, len(images.classes))
         held_out = clean_accuracy(module, images.val)
-        near_chance = NEAR_CHANCE / len(images.classes)
+        guessing = 1 / len(images.classes)
         left = list(TRADE_OFFS)
         while left:
             inv_lambda = left.pop(0)
@@ -183,7 +184,8 @@ def harden(
             assert reached is not None, "the last epoch is evaluated"
             rate = recipe.optimizer.lr
             tried[rate, inv_lambda] = reached
-            if len(tried) == 1 and reached[1] < near_chance and lr is None and "optimizer" not in changes:
+            learned = len(tried) > 1 or reached[1] >= guessing + ABOVE_CHANCE
+            if not learned and lr is None and "optimizer" not in changes:
                 console.log(f"lr {rate:g} learns too little: {FASTER * rate:g} is tried")
                 recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=FASTER * rate))
                 left.insert(0, inv_lambda)
