@@ -81,7 +81,7 @@ def test_a_first_try_that_learns_too_little_is_made_again_at_ten_times_the_rate(
     assert resolve(str(tmp_path / "run")).optimizer.lr == 0.1
     shown = str(result).splitlines()
     assert shown[5].endswith("at 1/lambda 6, lr 0.01: learns too little")
-    assert shown[6] == f"  clean {100 * second[0]:.1f}  robust {100 * second[1]:.1f}  at 1/lambda 6"
+    assert shown[6] == f"  clean {100 * second[0]:.1f}  robust {100 * second[1]:.1f}  at 1/lambda 6, lr 0.1"
     for given in ({"lr": 0.01}, {"optimizer": SGD(lr=0.01)}):
         assert hardened(tmp_path / "given", overwrite=True, **hard, **given).tried == {slow: first}
 

@@ -96,9 +96,12 @@ class Hardened:
         lines.append(f"n = {self.after.n}, {against}; held-out images, before and by 1/lambda:")
         lines.append(f"  clean {100 * self.held_out:.1f}")
         rate = self.recipe.optimizer.lr
+        several = len({lr for lr, _ in self.tried}) > 1
         for (lr, inv_lambda), (clean, robust) in self.tried.items():
             line = f"  clean {100 * clean:.1f}  robust {100 * robust:.1f}  at 1/lambda {inv_lambda:g}"
-            lines.append(f"{line}, lr {lr:g}: learns too little" if lr != rate else line)
+            if several:
+                line += f", lr {lr:g}" if lr == rate else f", lr {lr:g}: learns too little"
+            lines.append(line)
         robust = [robust for (lr, _), (_, robust) in self.tried.items() if lr == rate]
         if robust != sorted(robust, reverse=True):
             lines.append(
