@@ -170,7 +170,7 @@ def measure(name: str, case: Case, seed: int, folder: Path) -> Iterator[tuple[st
     )
     seconds = time.process_time() - begun
     print(f"{name} {seed}\n{result}", flush=True)
-    tried = {str(key): value for key, value in result.tried.items()}
+    tried = {f"{lr:g}, {inv_lambda:g}": value for (lr, inv_lambda), value in result.tried.items()}
     more = {"tried": tried, "held_out": result.held_out, "verdict": result.verdict, "epochs": result.recipe.epochs}
     yield "hardened", attacked(result.model, source, case.epsilon) | more | {"cpu_seconds": seconds}
 

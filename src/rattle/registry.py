@@ -76,7 +76,7 @@ class Registry(Mapping[str, T]):
         return name in self.known or name in self.entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        return iter(list(self.entries))  # a module that is imported on the way may register more
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -100,6 +100,7 @@ def test_a_loop_trains_and_its_state_resumes_the_draws() -> None:
     assert again.calls == 31
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")  # torchmetrics says so too
 def test_the_accuracy_is_that_of_evaluate_whatever_the_batches_and_the_mode() -> None:
     (x, y), model = batch(90), network().eval()
     with torch.no_grad():

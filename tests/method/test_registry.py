@@ -1,6 +1,7 @@
 """Registries: names without imports, objects when they are asked for, and those of users."""
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_entry_points_of_installed_packages_are_found(monkeypatch: pytest.Monkey
     registry = counts()
     assert list(registry) == ["pi", "e", "tau"]
     assert registry["tau"] == pytest.approx(6.28318531)
+
+
+def test_a_module_that_registers_while_it_is_imported_does_not_break_a_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = counts()
+    (tmp_path / "counts_of_mine.py").write_text("import sys\nsys.counted.add('three', 3)\nfour = 4\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.counted", registry, raising=False)
+    registry.known["four"] = Entry("counts_of_mine:four")
+    assert [*registry.values()][2:] == [4]
+    assert [*registry] == ["pi", "e", "four", "three"]
 
 
 @pytest.mark.parametrize("registry", [ATTACKS, BUILDERS, METHODS], ids=lambda registry: registry.kind)

@@ -18,7 +18,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.results import load_results
 from rattle.inputs import to_float
 from rattle.recipes.catalog import resolve
-from rattle.recipes.recipe import AdamW
+from rattle.recipes.recipe import SGD, AdamW
 from rattle.training.harden import Hardened, choose_recipe
 from support.tiny_runs import digits, linear, small_cnn
 
@@ -59,17 +59,31 @@ def test_a_trained_module_resists_more_and_keeps_its_accuracy(tmp_path: Path) ->
 
 def test_weaker_trade_offs_are_tried_until_enough_clean_accuracy_is_kept(tmp_path: Path) -> None:
     result = hardened(tmp_path / "run", deepcopy(linear()), clean_drop=-100.0, epochs=1)
-    assert list(result.tried) == [6.0, 2.0, 0.6, 0.2]
+    assert list(result.tried) == [(0.01, 6.0), (0.01, 2.0), (0.01, 0.6), (0.01, 0.2)]
     assert resolve(str(tmp_path / "run")).objective.inv_lambda == 0.2
     assert str(result).splitlines()[-1].startswith(("WORSE", "MORE LOST"))
     with pytest.raises(RattleError, match=r"holds a run already: `rattle train .*run --resume` continues"):
         hardened(tmp_path / "run")
     assert repr(result).startswith(f"Hardened({result.verdict}")
     assert "before, %" in result._repr_html_()
-    falling = replace(result, tried={6.0: (0.5, 0.3), 2.0: (0.6, 0.2)})
+    falling = replace(result, tried={(0.01, 6.0): (0.5, 0.3), (0.01, 2.0): (0.6, 0.2)})
     assert "learning rate" not in str(falling)
-    rising = replace(result, tried={6.0: (0.5, 0.1), 2.0: (0.6, 0.2)})
+    rising = replace(result, tried={(0.01, 6.0): (0.5, 0.1), (0.01, 2.0): (0.6, 0.2)})
     assert "take more epochs, or a larger learning rate than 0.01 (lr)" in str(rising)
+
+
+def test_a_first_try_that_learns_too_little_is_made_again_at_ten_times_the_rate(tmp_path: Path) -> None:
+    hard: dict[str, Any] = {"epsilon": 0.3, "epochs": 1, "clean_drop": 100.0}
+    result = hardened(tmp_path / "run", **hard)
+    (slow, first), (fast, second) = result.tried.items()
+    assert (slow, fast) == ((0.01, 6.0), (0.1, 6.0))
+    assert first[1] < 0.15
+    assert resolve(str(tmp_path / "run")).optimizer.lr == 0.1
+    shown = str(result).splitlines()
+    assert shown[5].endswith("at 1/lambda 6, lr 0.01: learns too little")
+    assert shown[6] == f"  clean {100 * second[0]:.1f}  robust {100 * second[1]:.1f}  at 1/lambda 6, lr 0.1"
+    for given in ({"lr": 0.01}, {"optimizer": SGD(lr=0.01)}):
+        assert hardened(tmp_path / "given", overwrite=True, **hard, **given).tried == {slow: first}
 
 
 def test_a_start_near_chance_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -18,8 +19,9 @@ from rattle.cli.sweep import grid, occurrences
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.runs.io import read_jsonl
 from rattle.runs.lock import open_run
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, best_epoch
 from rattle.runs.progress import NullConsole
 from rattle.training import sweep
 from rattle.training.loop import fit
@@ -200,12 +202,15 @@ def rattle(*args: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
     command = ["sweep", RECIPE, "--objective.taylor.eta", "0.05", "0.1", "--out", str(tmp_path), "--jobs", "2", *SIZES]
     first = rattle(*command, "--epochs", "2")
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith(f"2 of 2 runs are finished in {tmp_path}\n")
-    assert "best on 130 held-out images: objective.taylor.eta 0." in first.stdout
+    robust = {path.parent: best_epoch(read_jsonl(path, []))[1] for path in tmp_path.glob("*/metrics.jsonl")}
+    (best,) = re.findall(r"rattle evaluate (\S+) --attacks autoattack", first.stdout)
+    assert robust[Path(best)] == max(robust.values())
     assert f"rattle report {tmp_path}/*/ --out {tmp_path}/report.html" in first.stdout
     folder = tmp_path / "objective.taylor.eta=0.1"
     for name in ("last", "previous"):

@@ -25,7 +25,7 @@ class Options(Network):
     norm: Literal["linf", "l2"] = "linf"
     clean_drop: float = 2.0  # points of clean accuracy that may be lost on held-out images
     method: str = "trades"  # a method with a trade-off 1/lambda: trades, trades-2nd, trades-awp, ...
-    lr: float | None = None  # learning rate; 0.01 of SGD, or 1e-4 of AdamW with LayerNorm, when not given
+    lr: float | None = None  # learning rate; 0.01 of SGD, 1e-4 of AdamW, or ten times that, when not given
     attacks: tuple[str, ...] = ("pgd20",)  # attacks that measure before and after
     n: int | None = 1000  # measure on a sample of n test images, classes in proportion
     epochs: int | None = None  # as many as make 500 steps, between 5 and 30, when not given

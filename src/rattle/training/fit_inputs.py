@@ -70,9 +70,8 @@ def start_note(state: TrainState) -> str:
     if accuracy < NEAR_CHANCE / len(state.data.classes):
         line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
     elif state.recipe.optimizer.lr > FINE_TUNING:
-        line += (
-            f", which a learning rate of {state.recipe.optimizer.lr:g} may undo: rattle.harden chooses one to keep it"
-        )
+        rate = state.recipe.optimizer.lr
+        line += f", which a learning rate of {rate:g} may undo: rattle.harden begins with a smaller one"
     return "; ".join([line, *hints])
 
 

@@ -2,6 +2,7 @@
 
 Measure the model; train it with TRADES at the strongest trade-off 1/lambda, then at weaker ones until the held-out
 images lose no more clean accuracy than is allowed; measure it again. Each try is a run of `fit` from the weights given.
+The first try decides the learning rate: where it learns too little, all are made at ten times the rate.
 """
 
 import math
@@ -46,6 +47,8 @@ HARDEN_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 500, 5, 30  # a run has as many epoch
 HELD_OUT, MOST_HELD_OUT = 5, 1000  # one training image in five decides the trade-off
 RAMP, WARMUP = 0.3, 0.1  # shares of the run in which epsilon and the learning rate grow
 SGD_RATE, ADAMW_RATE = 0.01, 1e-4  # a tenth of what networks are trained with from scratch
+ABOVE_CHANCE = 0.05  # robust accuracy that the first try has to reach beyond guessing, or it learned too little
+FASTER = 10  # times the rate of such a try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Hardened:
     recipe: Recipe
     before: Evaluation
     after: Evaluation
-    tried: dict[float, tuple[float, float]]  # 1/lambda -> clean and robust accuracy on the held-out images
+    tried: dict[tuple[float, float], tuple[float, float]]  # lr, 1/lambda -> clean and robust accuracy held out
     held_out: float  # clean accuracy on these before
     clean_drop: float
 
@@ -92,13 +95,18 @@ class Hardened:
         against = ball_text(threat)
         lines.append(f"n = {self.after.n}, {against}; held-out images, before and by 1/lambda:")
         lines.append(f"  clean {100 * self.held_out:.1f}")
-        for inv_lambda, (clean, robust) in self.tried.items():
-            lines.append(f"  clean {100 * clean:.1f}  robust {100 * robust:.1f}  at 1/lambda {inv_lambda:g}")
-        robust = [robust for _, robust in self.tried.values()]
+        rate = self.recipe.optimizer.lr
+        several = len({lr for lr, _ in self.tried}) > 1
+        for (lr, inv_lambda), (clean, robust) in self.tried.items():
+            line = f"  clean {100 * clean:.1f}  robust {100 * robust:.1f}  at 1/lambda {inv_lambda:g}"
+            if several:
+                line += f", lr {lr:g}" if lr == rate else f", lr {lr:g}: learns too little"
+            lines.append(line)
+        robust = [robust for (lr, _), (_, robust) in self.tried.items() if lr == rate]
         if robust != sorted(robust, reverse=True):
             lines.append(
                 "robust accuracy rose as 1/lambda fell: the tries were too short; take more epochs, or a larger "
-                f"learning rate than {self.recipe.optimizer.lr:g} (lr)"
+                f"learning rate than {rate:g} (lr)"
             )
         return "\n".join([*lines, self.verdict])
 
@@ -129,9 +137,9 @@ def harden(
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
     with a trade-off 1/lambda, such as trades-2nd or trades-awp. lr: the learning rate, when None 0.01 of SGD, or
-    1e-4 of AdamW for networks with LayerNorm. attacks, n: measure by these, on so many of the test images. console:
-    shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those chosen here, such as
-    epochs=20 or seed=1.
+    1e-4 of AdamW for networks with LayerNorm, and ten times that if the first try is hardly more robust than guessing.
+    attacks, n: measure by these, on so many of the test images. console: shows progress in another way; quiet: show
+    none. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
     """
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     try:
@@ -165,7 +173,10 @@ def harden(
         before = evaluate(module, measured.x, measured.y, attacks, out=folder, metadata={"name": "before"}, **about)
         refuse_untrained(before, len(images.classes))
         held_out = clean_accuracy(module, images.val)
-        for inv_lambda in TRADE_OFFS:
+        guessing = 1 / len(images.classes)
+        left = list(TRADE_OFFS)
+        while left:
+            inv_lambda = left.pop(0)
             recipe = replace(recipe, objective=replace(recipe.objective, inv_lambda=inv_lambda))
             module.load_state_dict(start)
             given = Loaded(images) if isinstance(data, Data) else images
@@ -174,10 +185,17 @@ def harden(
             overwrite = True  # of the try before
             reached = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
             assert reached is not None, "the last epoch is evaluated"
-            tried[inv_lambda] = reached
-            if reached[0] >= held_out - clean_drop / 100:
+            rate = recipe.optimizer.lr
+            tried[rate, inv_lambda] = reached
+            learned = len(tried) > 1 or reached[1] >= guessing + ABOVE_CHANCE
+            if not learned and lr is None and "optimizer" not in changes:
+                console.log(f"lr {rate:g} learns too little: {FASTER * rate:g} is tried")
+                recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=FASTER * rate))
+                left.insert(0, inv_lambda)
+            elif reached[0] >= held_out - clean_drop / 100:
                 break
-            console.log(f"1/lambda {inv_lambda:g} loses more than {clean_drop:g} points of clean accuracy held out")
+            else:
+                console.log(f"1/lambda {inv_lambda:g} loses more than {clean_drop:g} points of clean accuracy held out")
     load(run.folder, model=module)
     facts = {"checkpoint": str(run.checkpoint("best")), "recipe": recipe.name, "data": recipe.data.name}
     after = evaluate(module, measured.x, measured.y, attacks, out=run.results, metadata=facts, **about)
