@@ -195,7 +195,7 @@ def method_card(name: str) -> str:
         table(["", ""], facts(name, section)),
         typeset(first),
         "\n\n".join(map(with_formulas, more.split("\n\n"))) if more else "",
-        "$x$ is an image, $x'$ its adversarial one, $f$ the logits, $p$ their softmax, $y$ the label. "
+        "$x$ is an image, $x'$ the adversarial image, $f$ the logits, $p$ their softmax, $y$ the label. "
         f"Defined in `{kind.__module__}.{kind.__name__}`.",
         "## Settings",
         table(["setting", "default", "meaning"], settings) if settings else "None of its own.",

@@ -16,7 +16,7 @@ from rattle.weights import AWP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trades(TaylorObjective):
-    """clean + (1/lambda) zeroth + eta first + (eta/2) second (Algorithm 1, outer minimisation).
+    """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms (Algorithm 1, outer minimisation).
 
     >>> import torch; z, z_adv = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.0, 2.0, 0.0]])
     >>> terms = Trades()(Outputs(z, z_adv), torch.tensor([0]))

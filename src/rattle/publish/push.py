@@ -23,10 +23,11 @@ def push(
     """Publish a run on the hub and return the address of the commit.
 
     run: a run folder or checkpoint. name: OWNER/NAME of the repository, created if it is missing. private: make a new
-    repository private. revision: the branch to upload to, created if it is missing; main when None. license, page and
-    averaged: as for `write_folder`. note: called with a sentence about each omission.
+    repository private. revision: the branch to upload to, created if it is missing; main when None. license: for
+    the card, such as mit. page: add report.html. averaged: prefer averaged weights. note: called with a sentence about
+    each omission.
 
-    The token is that of HF_TOKEN, or of the hub's own login. Results and page of an earlier upload are removed.
+    The token comes from HF_TOKEN or the hub's login. Results and page of an earlier upload are removed.
     """
     hub.check_repository(name)
     with hub.meaningful(f"hf:{name}"):

@@ -73,37 +73,37 @@ class Recipe:
     data: Data = field(default_factory=Data)  # the images
     model: str = "cnn"  # the network's name
     width: Count | None = None  # channels of its first stage; the published width when not given
-    activation: Literal["relu", "silu"] = "relu"  # of a network of the library's
+    activation: Literal["relu", "silu"] = "relu"  # activation of a network of the library
     normalise: bool | tuple[float, ...] = (
-        False  # inside the model, by the training images' means and stds | by these, means first
+        False  # inside the model: by the training images' means and stds | by these, means first
     )
-    init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
-    head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
+    init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is not loaded
+    head: str | None = None  # name of the linear head; found automatically when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
-    noise: Noise = field(default_factory=Noise)  # u on the weights: of the inner step, and of modes that draw it again
+    noise: Noise = field(default_factory=Noise)  # noise u in the inner step, and in modes that draw it again
     objective: Objective = field(default_factory=Trades)  # the outer minimisation
     noise_samples: Count = 1  # samples of u in the outer step (modes that draw it there)
-    awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
+    awp: AWP | SAM | ASAM | None = None  # adversarial weights: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
     ramp: Share = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
-    optimizer: SGD | AdamW = field(default_factory=SGD)  # of the outer minimisation
-    schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)  # of the learning rate
-    epochs: Count = 200  # over the training images
-    batch_size: Count = 128  # n, images in a minibatch
-    drop_last: bool = True  # leave out an epoch's last images where they fill no minibatch; kept in the release
+    optimizer: SGD | AdamW = field(default_factory=SGD)  # optimizer of the outer minimisation
+    schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)  # learning rate over the run
+    epochs: Count = 200  # passes over the training images
+    batch_size: Count = 128  # images in a minibatch, of all ranks together
+    drop_last: bool = True  # leave out an epoch's last images if they fill no minibatch; the release keeps them
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: Count = 1  # epochs between evaluations on the held-out images
     val_attack: ValAttack = field(default_factory=ValAttack)  # the short attack that chooses the best checkpoint
-    keep_checkpoints: KeptEpochs = "none"  # also checkpoints/epoch-NNN: of the epochs that the paper keeps, or of all
+    keep_checkpoints: KeptEpochs = "none"  # keep checkpoints/epoch-NNN too: of the paper's epochs, or of all
     accumulate: Count = (
         1  # micro-batches of a minibatch, to save memory; BatchNorm, head gradients and AWP see one each
     )
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # tf32: matrix products on NVIDIA GPUs | bf16: autocast
     compile: bool = False  # torch.compile the network
-    deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower (scale.md)
+    deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
     batch_norm_momentum: PositiveShare | None = (
-        None  # share of a batch in the statistics; the network's own when not given
+        None  # weight of a batch in the running statistics; the network's own when not given
     )
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: Count | None = None  # CPU threads; torch's own choice when not given

@@ -69,7 +69,7 @@ def fit(
     with logits [n, C], trained in place of the recipe's network: it ends with the last weights, in evaluation mode;
     `rattle.load(out, model=module)` puts the best ones into it. data: images other than the recipe's, as (x, y), a
     torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C];
-        `recipe.data` sets how many are held out. classes: the labels' names. resume: continue the run, also with more
+    `recipe.data` sets how many are held out. classes: the labels' names. resume: continue the run, also with more
     epochs; overwrite: replace it. log: where else metrics go. console: shows progress in another way; quiet: show none.
     trust_code: run code that a file names.
 
