@@ -34,17 +34,16 @@ GOOD, GAIN, FEWEST_JUDGED = (
 
 @torch.no_grad()
 def near_chance(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
-    """A warning if the model guesses, with what predictions differ by from most labels: 1 or -1 where these shifted.
+    """A warning if the model guesses; predictions that differ from labels by 1 or -1 show that labels are shifted.
 
     x, y: as for `missing_normalisation`.
     """
     logits = logits_of(model, x)
     offsets = logits.argmax(1) - y
     if len(y) >= FEWEST_JUDGED and (offsets == 0).double().mean() < NEAR_CHANCE / logits.shape[1]:
-        yield (
-            f"clean accuracy is near chance, most often a prediction is the label {int(offsets.mode().values):+d}: "
-            "are the weights, the labels and the normalisation those of its training?"
-        )
+        shift = int(offsets.mode().values)
+        shifted = f"; most predictions are the label {shift:+d}" if shift else ""
+        yield f"clean accuracy is near chance{shifted}: check weights, labels and normalisation"
 
 
 def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:

@@ -56,7 +56,7 @@ def first_state(
 
 
 def start_note(state: TrainState) -> str:
-    """The clean accuracy of the weights that a run starts from, and a hint where it is near chance."""
+    """The clean accuracy of the weights that a run starts from, and a hint if it is near chance."""
     from rattle.evaluation.caveats import NEAR_CHANCE
     from rattle.evaluation.normalisation import missing_normalisation
 
@@ -68,7 +68,7 @@ def start_note(state: TrainState) -> str:
         hints = list(missing_normalisation(state.model, x, sample.y))
     line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
     if accuracy < NEAR_CHANCE / len(state.data.classes):
-        line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
+        line += ", which is near chance: if it was trained, check labels and normalisation"
     elif state.recipe.optimizer.lr > FINE_TUNING:
         rate = state.recipe.optimizer.lr
         line += f", which a learning rate of {rate:g} may undo: rattle.harden begins with a smaller one"
