@@ -111,7 +111,7 @@ def mean_interval(values: Sequence[float], error: float = 0.0) -> Interval:
 
 
 def precise_enough(successes: float, n: int, within: float) -> bool:
-    """Whether to stop drawing images: the accuracy is known to `within`, a fraction of 1, to either side.
+    """Whether to stop drawing images: the accuracy is known to +- `within`, a fraction of 1.
 
     A fixed-width sequential interval (Chow and Robbins 1965; for proportions Frey 2010): Wilson's, at a level raised
     from 95 to 96 %, which pays for looking again after every batch. Its exact coverage is at least 95 %

@@ -27,6 +27,11 @@ RETIRED = {  # pattern: what to write
     r"\bat hand\b": "available, given",
     r"\bso much of\b": "this fraction of",
     r"\banybody\b": "anyone",
+    r"\bdecid(es?|ed) nothing\b": "allows no conclusion",
+    r"\b(told apart|be told)\b": "distinguishable, shown",
+    r"\bto (either|each|a) side\b": "±",
+    r"\bbuys? nothing\b": "brings nothing",
+    r"\bsurer\b": "overconfident, more certain",
 }
 PAGES = [*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if "adr" not in path.parts)]
 OTHERS = {"CHANGELOG.md"}  # releases keep their words

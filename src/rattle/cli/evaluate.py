@@ -52,7 +52,7 @@ class ThreatOptions:
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """u on the weights while evaluating, drawn once for the whole evaluation or anew in every pass."""
+    """u on the weights while evaluating, drawn once for the whole evaluation or again in every pass."""
 
     sigma: float | None = None  # std of u; no noise when not given
     scale: Literal["absolute", "filter"] = "absolute"  # sigma itself, or times the rms of each filter's weights

@@ -43,7 +43,7 @@ LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: 
 SAMPLE = 250  # images from which a model's warnings are found
 EOT = 16  # draws of a random model that attacks average over
 DRAWS = 32  # fresh ones that a rate is measured by
-PercentagePoints = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
+PercentagePoints = Annotated[float, Bound(above=0, below=50)]  # +- percentage points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +149,9 @@ def evaluate(
     minutes: float | None = None,  # attack as many of the first images as this allows
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
-    jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
+    jobs: int = 1,  # processes that attack batches in parallel, on a CPU; every result is that of one
     seed: int = 0,  # of the attacks' random draws
-    draws: int | None = None,  # measure by so many draws a rate; None: 32 if the model is seen to answer at random
+    draws: int | None = None,  # draws for the rate of an image; None: 32 if the model answers at random
     eot: int | None = None,  # of a random model: draws that attacks average over, 16 if None
     check_model: bool = True,  # look for what makes the numbers unreliable: Evaluation.warnings
     save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz

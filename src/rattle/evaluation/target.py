@@ -24,7 +24,7 @@ from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
 ONNX_IMAGES = 8  # images on which an ONNX file's network is held against onnxruntime
-LARGEST_DECODED = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
+LARGEST_DECODED = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, again for every attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from rattle.runs.source import check_version
 from rattle.training.state import TrainState, init_state
 from rattle.weights import eval_mode
 
-FINE_TUNING = 0.02  # a larger learning rate trains anew
+FINE_TUNING = 0.02  # a larger learning rate trains from scratch
 START_SAMPLE = 250  # images that the weights which a run starts from are tried on
 
 
