@@ -31,7 +31,7 @@ RETIRED = {  # pattern: what to write
     r"\b(told apart|be told)\b": "distinguishable, shown",
     r"\bto (either|each|a) side\b": "±",
     r"\bbuys? nothing\b": "brings nothing",
-    r"\bsurer\b": "overconfident, more certain",
+    r"\bsurer\b(?!-)": "overconfident, more certain",
 }
 PAGES = [*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if "adr" not in path.parts)]
 OTHERS = {"CHANGELOG.md"}  # releases keep their words
