@@ -174,7 +174,7 @@ def recipe_settings(name: str, told: list[list[str]]) -> list[list[str]]:
         **{key: shown_setting(value) for key, value in method.settings.items()},
     }
     return [
-        [f"`{key}`", str(value), "of this method's recipes"]
+        [f"`{key}`", str(value), "set by this method's recipes"]
         for key, value in plain.items()
         if value is not None and key.replace("_", "-") not in said and key.partition(".")[0] not in said
     ]

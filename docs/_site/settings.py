@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FIELD = re.compile(r"^ {4}(\w+): (?!ClassVar)")
-COMMENT = re.compile(r"  # (.*)$")
+COMMENT = re.compile(r"  # (.*?)(?:  # pyright: .*)?$")
 
 
 def as_markdown(comment: str) -> str:

@@ -35,12 +35,12 @@ class APGD:
     """Momentum PGD that halves its step and returns to its best point when the loss stops rising (Algorithm 1)."""
 
     threat: Threat = Threat()
-    loss: Literal["ce", "dlr", "dlr-targeted"] = "ce"  # maximised; the margin where DLR has too few classes
+    loss: Literal["ce", "dlr", "dlr-targeted"] = "ce"  # loss to maximise; the margin if DLR has too few classes
     targets: Count = 9  # dlr-targeted: the most likely wrong classes, one run each; at most C - 1
-    steps: Count = 100  # of each run
-    restarts: Count = 1  # runs from random points; images broken by one take no part in the next
-    eot: Count = 1  # gradients averaged at each step, for models that draw at random
-    rho: Share = 0.75  # a step size stays while the loss rose in more than this share of the steps since the last check
+    steps: Count = 100  # steps of each run
+    restarts: Count = 1  # runs from random points; the next run skips the images that are broken
+    eot: Count = 1  # gradients averaged at each step, for models that answer at random
+    rho: Share = 0.75  # the step size is kept while the loss rises in more than this fraction of the steps
     eps_schedule: bool = False  # l_1: run in a ball of 3 epsilon, then 2, then 1
 
     def __post_init__(self) -> None:

@@ -93,9 +93,9 @@ class FAB:
 
     threat: Threat = Threat()
     targets: CountOrZero = 9  # the most likely wrong classes, one run each; 0: towards the nearest boundary
-    steps: Count = 100  # of each run
+    steps: Count = 100  # steps of each run
     restarts: Count = 1  # the first run starts at the image, further ones at random within half the ball
-    alpha_max: Share = 0.1  # most weight given to the projection of the image itself
+    alpha_max: Share = 0.1  # largest weight of the projection of the image itself
     overshoot: OneOrMore = 1.05  # eta: how far beyond the boundary a step goes
     backward: PositiveShare = 0.9  # beta: how far back towards the image after a success
 

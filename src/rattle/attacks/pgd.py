@@ -26,9 +26,9 @@ class PGD:
     """
 
     threat: Threat = Threat()
-    steps: Count = 10  # K
-    step_size: NonNegative = 2 / 255  # eta_s
-    loss: Literal["ce", "kl", "cw"] = "ce"  # maximised: cross-entropy | KL(p(x) || p(x')), as TRADES | CW margin
+    steps: Count = 10  # K, number of steps
+    step_size: NonNegative = 2 / 255  # eta_s, length of a step
+    loss: Literal["ce", "kl", "cw"] = "ce"  # cross-entropy | KL(p(x) || p(x')), as TRADES | CW margin
     start: Literal["gaussian", "uniform", "none"] = "uniform"  # x + 0.001 N(0, I) | uniform in the ball | x itself
     restarts: Count = 1  # independent starts; the point of highest loss of each image is returned
 

@@ -20,8 +20,8 @@ class RayS(DistanceAttack):
     """Flip signs of ever smaller blocks of pixels; keep a flip whose ray meets the boundary sooner (Algorithm 3)."""
 
     threat: Threat = Threat()
-    queries: Count = 10_000  # labels asked for at most, for each image
-    tolerance: Positive = 1e-3  # of the bisection, in l_2 length along the ray, as in the authors' code
+    queries: Count = 10_000  # queries for each image, at most
+    tolerance: Positive = 1e-3  # tolerance of the bisection, in l_2 length along the ray, as in the authors' code
 
     def __post_init__(self) -> None:
         check_settings(self, "attack")

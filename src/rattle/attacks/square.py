@@ -66,7 +66,7 @@ class Square:
     threat: Threat = Threat()
     queries: Count = 5000  # forward passes for each image and restart
     p_init: PositiveShare = 0.8  # share of the image that the first patches cover
-    restarts: Count = 1  # further searches on the images that are not broken yet
+    restarts: Count = 1  # searches; the next one skips the images that are broken
 
     def __post_init__(self) -> None:
         check_settings(self, "attack")

@@ -27,7 +27,7 @@ class DKL(TaylorObjective):
     needs_run = True
     alpha: NonNegative = 4.0  # weight of the soft cross-entropy
     beta: NonNegative = 20.0  # weight of the squared differences
-    temperature: Positive = 4.0  # of the softmax in w
+    temperature: Positive = 4.0  # temperature of the softmax in w
     gamma: NonNegative = 1.0  # power of w: 1 is IKL, less (0.2, with temperature 1) is GKL
 
     def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:

@@ -58,7 +58,7 @@ class FAT(AT):
     unused = ("restarts",)
     raise_at = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by 1
     omega = 0.001  # std of the Gaussian noise added at every step of the attack
-    tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
+    tau: CountOrZero = 0  # steps that the attack still makes at a misclassified point, in the first epoch
 
     def attack(self, pgd: PGD, context: StepContext) -> InnerAttack:
         passed = sum(context.moment.fraction >= fraction for fraction in self.raise_at)

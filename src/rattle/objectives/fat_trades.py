@@ -17,7 +17,7 @@ class FATTrades(Trades):
     unused = FAT.unused
     raise_at = (30 / 85, 50 / 85, 70 / 85)
     omega = 0.0
-    tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
+    tau: CountOrZero = 0  # steps that the attack still makes at a misclassified point, in the first epoch
     attack = FAT.attack
 
 

@@ -52,7 +52,7 @@ class GAT(TaylorObjective):
     trade_off = "objective.weight"
     soft_labels = True
     unused = ONE_STEP
-    weight: NonNegative = 10.0  # l; the attack has it in every second step of the run, and 0 in the others
+    weight: NonNegative = 10.0  # l, weight of the guide in every second step of the run; 0 in the others
 
     def weight_at(self, moment: Moment) -> float:
         return self.weight * LATE_FACTOR if moment.fraction >= LATE_FROM else self.weight

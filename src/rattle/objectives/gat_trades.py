@@ -14,7 +14,7 @@ class GATTrades(Trades):
 
     title = "GAT-TRADES"
     unused = GAT.unused
-    weight: NonNegative = 10.0  # l, of the guide in the attack
+    weight: NonNegative = 10.0  # l, weight of the guide in the attack
     weight_at = GAT.weight_at
     attack = GAT.attack
 

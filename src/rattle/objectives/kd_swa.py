@@ -28,10 +28,10 @@ class KD(TaylorObjective):
     title = "KD"
     needs_run = True
     uses = ForwardSpec(clean=False, taught_adv=("standard", "robust"))
-    ce_weight: NonNegative = 0.3  # lambda_1, of the cross-entropy
-    standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
-    robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher
-    temperature: Positive = 2.0  # T
+    ce_weight: NonNegative = 0.3  # lambda_1, weight of the cross-entropy
+    standard_weight: NonNegative = 0.1  # lambda_2, weight of the standard teacher
+    robust_weight: NonNegative = 0.6  # lambda_3, weight of the robust teacher
+    temperature: Positive = 2.0  # T, temperature of the distillation
     standard_teacher: Teacher = Teacher()  # trained without an adversary
     robust_teacher: Teacher = Teacher()  # trained by AT
 

@@ -24,7 +24,7 @@ class ReBAT(TaylorObjective):
     trade_off = "objective.weight"
     needs_run = True
     uses = ForwardSpec(clean=False, taught_adv=("average",))
-    weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
+    weight: NonNegative = 1.0  # weight of the divergence from the average: lambda, beta in the authors' code
 
     @property
     def teachers(self) -> Teachers:
