@@ -85,7 +85,7 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
         ("", "--data.name takes FILE.npz, a FOLDER, or one of digits, cifar10"),
         ("--data.name my.npz", "--model takes FILE.py:FUNCTION"),
         ("--data.name gone.npz --model cnn", "no .npz file at gone.npz"),
-        ("--data.name grey.npz --model cnn", "how large a perturbation to defend against: grey has images"),
+        ("--data.name grey.npz --model cnn", "give --epsilon: grey has images"),
         ("--data.name my.npz --model cnn --norm l1", "--norm must be linf or l2, got 'l1'"),
         ("--data.name my.npz --model cnn --epsilon big", "--epsilon must be a number"),
         ("--data.name my.npz --model cnn --epsilon 8", "8 of 255 levels are 8/255"),

@@ -118,7 +118,7 @@ def test_an_endless_loader_ends_where_its_length_says() -> None:
         ({"attacks": PGD}, "got the class PGD"),
         ({"attacks": "pdg20"}, "did you mean 'pgd20'"),
         ({"attacks": {"../a": ATTACK}}, "'../a' is no name for an attack"),
-        ({"attacks": ATTACK, "threat": Threat(epsilon=0.2)}, "PGD has a threat of its own"),
+        ({"attacks": ATTACK, "threat": Threat(epsilon=0.2)}, "PGD has its own threat"),
         ({"epsilon": 0.1, "threat": Threat()}, "not both"),
         ({"y": [0, 1]}, "the labels .* list"),
         ({"y": None}, "images without labels"),

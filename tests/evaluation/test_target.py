@@ -123,7 +123,7 @@ def test_images_of_fewer_classes_need_the_models_number(files: Path, command: Co
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME"),
+        ([], "give a run or checkpoint, or --model NAME --weights FILE --data NAME"),
         (["--model", "cnn", "--data", "test.npz"], "--model cnn has no trained weights of its own: give them with --w"),
         ([*MINE[:3], "none.pt", *MINE[4:]], "no file of weights at none.pt"),
         ([*MINE[:5], "none.npz"], "there is no .npz file at none.npz"),
@@ -167,4 +167,4 @@ def test_a_network_whose_weights_are_drawn_at_random_is_refused_unless_asked_for
     random = said(command, "--model", "own.py:drawn", "--random-weights", *words)
     assert random["clean_accuracy"] < 0.4
     assert said(command, "--model", "own.py:trained", *words)["clean_accuracy"] > 0.7  # loads weights of its own
-    assert "two answers to one question" in command.refused("evaluate", *MINE, "--random-weights")
+    assert "give --weights or --random-weights, not both" in command.refused("evaluate", *MINE, "--random-weights")

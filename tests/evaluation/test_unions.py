@@ -99,7 +99,7 @@ def test_a_ball_lies_within_another_where_its_farthest_point_does(
         ((Threat(), Threat()), "linf 8/255 lies within linf 8/255"),
         ((Threat(epsilon=0.1), Threat(epsilon=0.2)), "linf 0.1 lies within linf 0.2"),
         ((Threat(epsilon=0.1), Threat(norm="l2", epsilon=0.9)), "linf 0.1 lies within l2 0.9"),
-        ((Threat(),), "threats are two or more"),
+        ((Threat(),), "threats must be two or more"),
     ],
 )
 def test_threats_that_contain_each_other_are_refused(threats: tuple[Threat, ...], sentence: str) -> None:
@@ -112,7 +112,7 @@ def test_one_threat_beside_several_and_attacks_with_a_threat_of_their_own_are_re
 ) -> None:
     with pytest.raises(RattleError, match="one threat, or several"):
         evaluate(linear(), *images(10), "fgsm", threats=THREATS, epsilon=0.1)
-    with pytest.raises(RattleError, match="has a threat of its own"):
+    with pytest.raises(RattleError, match="has its own threat"):
         evaluate(linear(), *images(10), PGD(threat=THREATS[1]), threats=THREATS)
     monkeypatch.setattr(ATTACKS, "known", dict(ATTACKS.entries))  # as before after the test
     register_attack("only-linf", lambda threat: get_attack("fgsm", Threat(epsilon=0.05)))

@@ -54,5 +54,5 @@ def test_recipes_list_and_refuse_what_the_method_has(smoothed: Method) -> None:
 @pytest.mark.parametrize("name", ["Mine", "my method", "mine-awp", "mine-2nd"])
 def test_a_name_that_recipes_could_not_spell_is_refused(name: str) -> None:
     method = Method(objective=Smoothed(), attack=PGD())
-    with pytest.raises(RattleError, match=r"lower-case letters|a suffix that recipes give a meaning to"):
+    with pytest.raises(RattleError, match=r"lower-case letters|a suffix with a meaning in recipes"):
         register_method(name, method)

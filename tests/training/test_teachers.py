@@ -53,7 +53,7 @@ def test_the_command_trains_the_teacher_first_and_says_so(tmp_path: Path, capsys
     command = ["train", "digits-linf-cnn-hat", *SIZES, "--attack.steps", "1", "--out", run]
     assert main(command) == 0
     said = capsys.readouterr().err
-    assert f"the teacher 'standard' comes first: Standard into {run}-teacher-standard" in said
+    assert f"training the teacher 'standard' first: Standard into {run}-teacher-standard" in said
     assert f"now the run itself: HAT into {run}" in said
     assert main(["evaluate", run, "--attacks", "pgd5", "--n", "40"]) == 0
     # Given, the same teacher makes the same run: neither the command's estimate nor where it comes from matters.
@@ -90,7 +90,7 @@ def test_a_teacher_is_kept_renamed_and_replaced_with_its_run(tmp_path: Path) -> 
     assert content(teacher) == before
     wider = short("hat", epochs=1, width=6)
     shutil.copytree(teacher.folder, tmp_path / "other-teacher-standard")
-    with pytest.raises(RattleError, match=r"the teacher 'standard' belongs into .* holds a run of another recipe"):
+    with pytest.raises(RattleError, match=r"the teacher 'standard' belongs in .* holds a run of another recipe"):
         fit(wider, tmp_path / "other")
     fit(wider, tmp_path / "new", overwrite=True)
     assert recipe_of(teacher).width == 6

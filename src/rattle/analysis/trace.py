@@ -80,7 +80,7 @@ def plan_frontier(
     for base in bases:
         if (base.data, base.attack.threat) != (bases[0].data, bases[0].attack.threat):
             raise RattleError(
-                f"{base.name} and {bases[0].name} differ in data or threat: their accuracies compare nothing"
+                f"{base.name} and {bases[0].name} differ in data or threat: their accuracies cannot be compared"
             )
         method = base.method if names.count(base.method) == 1 else base.name
         setting, values = trade_off_values(base, points, settings)

@@ -43,10 +43,10 @@ def check_names(args: list[str]) -> None:
         return
     if "data.name" not in given:
         known = ", ".join(list_datasets())
-        raise RattleError(f"say what to train on: --data.name takes FILE.npz, a FOLDER, or one of {known}")
+        raise RattleError(f"there are no images: --data.name takes FILE.npz, a FOLDER, or one of {known}")
     if "model" not in given:
         known = ", ".join(list_models())
-        raise RattleError(f"say what to train with: --model takes FILE.py:FUNCTION, timm:NAME or one of {known}")
+        raise RattleError(f"there is no network: --model takes FILE.py:FUNCTION, timm:NAME or one of {known}")
     check_source(given["data.name"])
     check_network_name(given["model"])
     split_method(given.get("method", METHOD))
@@ -93,6 +93,6 @@ def check_usual(data: Dataset, norm: str) -> None:
     if data.channels == 3 and data.size <= SMALL_SIDE:
         return
     raise RattleError(
-        f"say how large a perturbation to defend against: {data.name} has images of {data.size} pixels in "
-        f"{data.channels} channels, for which no --epsilon goes without saying ({USUAL_EPSILONS[norm]})"
+        f"give --epsilon: {data.name} has images of {data.size} pixels in {data.channels} channels, for which there is "
+        f"no usual one ({USUAL_EPSILONS[norm]})"
     )

@@ -32,7 +32,7 @@ def main(args: list[str]) -> None:
         folders.append(folder)
     run_command("compare", *folders)
     run_command("report", *folders, "--out", str(page))
-    say(f"\nThe page to look at: {page.resolve()}\n\nWhat to try next:")
+    say(f"\nThe report: {page.resolve()}\n\nTry next:")
     say(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
     say("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
     say("  rattle recipes")

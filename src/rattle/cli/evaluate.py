@@ -170,7 +170,7 @@ def check_named(options: Options) -> None:
     """Refuse options that do not say, or say twice, what is evaluated, and files that are not there."""
     moved = bool(options.path) and ":" in options.model  # a run whose FILE.py is elsewhere now
     if bool(options.path) == bool(options.model) and not moved:
-        raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
+        raise RattleError("give a run or checkpoint, or --model NAME --weights FILE --data NAME")
     if options.verify and not Path(options.verify).is_file():
         raise RattleError(f"there is no file {options.verify} to verify")
     if not options.path:

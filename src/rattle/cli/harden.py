@@ -39,7 +39,7 @@ class Options(Network):
 def main(args: list[str]) -> None:
     options = parse(Options, args, "harden")
     if not options.model or not options.data:
-        raise RattleError("say what to harden, and on which images: --model FILE.py:build --weights w.pt --data FOLDER")
+        raise RattleError("give a model and images: --model FILE.py:build --weights w.pt --data FOLDER")
     check_network_name(options.model)
     check_source(options.data)
     options.check_weights()

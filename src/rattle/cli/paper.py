@@ -78,7 +78,7 @@ def main(args: list[str]) -> None:
     print_plan(planned, states)
     if seconds:
         cost = f"about {seconds / 3600:,.0f} GPU-hours on one A100 and {disk / 1e9:,.0f} GB of checkpoints"
-        console.log(f"left to train: {cost}, give or take a factor of 2")
+        console.log(f"left to train: {cost}, within a factor of 2")
     else:
         console.log("nothing is left to train")
     if options.plan:

@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
     own, settings = split_own(words, Options)
     options = parse(Options, own, "sweep RECIPE")
     if not text and not options.methods:
-        raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
+        raise RattleError("give a recipe, or --methods trades trades-2nd")
     names = [f"{text or USUAL_BASE}-{method}" for method in options.methods] or [text]
     for name in names:
         check_recipe(name)
@@ -149,7 +149,7 @@ def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:
         elif found:
             found[-1][1].append(word)
         else:
-            raise RattleError(f"do not know what {word!r} is the value of")
+            raise RattleError(f"{word!r} is the value of no option")
     return found
 
 

@@ -207,7 +207,7 @@ def evaluate(
             plan = replace(plan, draws=(draws or DRAWS) if answers_at_random(plan) else None)
         if plan.draws is None:
             if draws is not None or eot is not None:
-                raise RattleError("draws and eot are for models that answer at random, and this one was not seen to")
+                raise RattleError("draws and eot are for models that answer at random; this one does not")
             measured, (clean, confidence) = None, classify(plan)
             start = clean
         else:
@@ -217,7 +217,7 @@ def evaluate(
                 )
             for name, attack in chosen.items():
                 if averages_itself(attack):
-                    raise RattleError(f"evaluate averages over draws, and so would {name} once more: give eot here")
+                    raise RattleError(f"evaluate averages over draws, and {name} does too: give eot to evaluate alone")
             plan = replace(plan, eot=eot or EOT)
             measured = measure_all(plan)
             clean = torch.cat([batch.rate for batch in measured.values()])

@@ -86,7 +86,7 @@ def as_attack(attack: object, threat: Threat | None) -> Attack:
         what = f"the class {attack.__name__}" if isinstance(attack, type) else type(attack).__name__
         raise RattleError(f"an attack is a name such as 'pgd20' or an object such as PGD(steps=20), got {what}")
     if threat not in (None, own):
-        raise RattleError(f"{type(attack).__name__} has a threat of its own, {own}, other than {threat}")
+        raise RattleError(f"{type(attack).__name__} has its own threat, {own}, which is not {threat}")
     return attack  # type: ignore[return-value]
 
 
@@ -98,7 +98,7 @@ def under_threats(
     size: numbers in an image, on which it depends whether a ball contains another.
     """
     if len(threats) < 2:
-        raise RattleError("threats are two or more; one alone is the threat itself, or its norm and epsilon")
+        raise RattleError("threats must be two or more: give a single one as threat, or by norm and epsilon")
     for one, other in permutations(threats, 2):
         if one.lies_within(other, size):
             first, second = (ball_text(threat) for threat in (one, other))

@@ -27,7 +27,7 @@ class Network:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
         if self.weights and self.random_weights:
-            raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
+            raise RattleError("give --weights or --random-weights, not both")
         if self.model.endswith(".onnx") and (self.weights or self.random_weights or self.width):
             raise RattleError(f"{self.model} has its weights: leave out --weights, --random-weights and --width")
         if self.model in BUILDERS.built_in and not (self.weights or self.random_weights):

@@ -53,7 +53,7 @@ def read_onnx(path: str | Path, x: Tensor, front: nn.Module | None = None) -> nn
     if not difference <= allowed:  # also true for NaN
         raise RattleError(
             f"{path}: the converted network's logits differ from onnxruntime's by {difference:.3g} on {len(x)} images "
-            f"(allowed {allowed:.3g}), so it is not measured: give the network as --model FILE.py:build --weights w.pt"
+            f"(allowed {allowed:.3g}), so it is refused: give the network as --model FILE.py:build --weights w.pt"
         )
     return nn.Sequential(front, model).eval()
 

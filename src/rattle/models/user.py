@@ -87,7 +87,7 @@ def refuse_code(names: Iterable[str], where: str) -> None:
     for name in names:
         if is_code(name):
             raise RattleError(
-                f"{where} names code to run as its model: {name}; read it, and if you trust it say --trust-code "
+                f"{where} names code to run as its model: {name}; read it, and give --trust-code if you trust it "
                 "(in Python trust_code=True)"
             )
 

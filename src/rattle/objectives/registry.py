@@ -92,7 +92,7 @@ def register_method(name: str, method: Method, *, summary: str = "", paper: str 
     if not name.replace("-", "").isalnum() or name != name.lower():
         raise RattleError(f"a method's name is made of lower-case letters, digits and hyphens, got {name!r}")
     if name.endswith(METHOD_SUFFIXES):
-        raise RattleError(f"{name!r} ends in a suffix that recipes give a meaning to")
+        raise RattleError(f"{name!r} ends in a suffix with a meaning in recipes")
     METHODS.add(name, method, Entry(summary=summary, paper=paper, group=group))
 
 

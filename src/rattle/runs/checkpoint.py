@@ -168,7 +168,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise RattleError(f"progress must be an object, got {progress!r}")
         return Checkpoint(path, Recipe.from_yaml(texts["recipe"], to_open=True), names, sizes, progress, tensors)
     except RattleError as reason:
-        raise Damaged(f"{path} does not hold what a checkpoint does: {reason}") from reason
+        raise Damaged(f"{path} is not a valid checkpoint: {reason}") from reason
 
 
 def check_images(classes: Any, shape: Any) -> tuple[Names, tuple[int, ...]]:

@@ -187,5 +187,5 @@ def new_file(path: str, overwrite: bool) -> Path:
     Called before the work whose result goes there, so that none is done in vain.
     """
     if Path(path).exists() and not overwrite:
-        raise RattleError(f"{path} is there already: --overwrite replaces it, or choose another name")
+        raise RattleError(f"{path} exists already: --overwrite replaces it, or choose another name")
     return Path(path)

@@ -59,10 +59,10 @@ def train_teachers(
         other = replace(begun, data=wanted.data) != wanted  # images given in Python have another name in every run
         if other and not overwrite:
             raise RattleError(
-                f"the teacher {name!r} belongs into {own.folder}, which holds a run of another recipe: "
+                f"the teacher {name!r} belongs in {own.folder}, which holds a run of another recipe: "
                 "--overwrite replaces both, or give that run as the teacher's weights"
             )
-        console.log(f"the teacher {name!r} comes first: {wanted.method} into {own.folder}")
+        console.log(f"training the teacher {name!r} first: {wanted.method} into {own.folder}")
         try:
             fit(wanted, own.folder, resume=not other, overwrite=other)
         except StoppedBySignal as stop:  # resuming the run resumes its teacher
