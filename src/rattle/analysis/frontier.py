@@ -262,9 +262,9 @@ def sentence(gaps: Sequence[Gap]) -> str:
     parts = []
     for gap in gaps:
         points = f"{100 * gap.mean:+.1f} {gap.interval.percent('+.1f')} points"
-        parts.append(f"{gap.verdict} by {gap.attack} ({points})")
+        parts.append(f"{gap.verdict} under {gap.attack} ({points})")
     first = gaps[0]
-    text = f"at equal clean accuracy the frontier of {first.method} is {', '.join(parts)} against {first.baseline}"
+    text = f"at equal clean accuracy the frontier of {first.method} beside {first.baseline} is {', '.join(parts)}"
     strongest = next((gap for gap in gaps if gap.attack == "autoattack"), None)
     for gap in gaps:
         if strongest and gap.attack.startswith(MISLED) and gap.verdict == "above" and strongest.verdict != "above":
