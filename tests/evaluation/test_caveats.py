@@ -23,6 +23,8 @@ def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "
         (evaluation(5, 10_000, clean=1100), "clean accuracy is near chance", "few images"),
         (evaluation(5, 10_000, attack="pgd20"), "only an upper bound (pgd20", "few images"),
         (evaluation(5, 10_000, warnings=("masked",)), "warnings above", "upper bound"),
+        (evaluation(15, 29, labels=[0] * 20 + [1] * 9), "a class has fewer than 10 images", "no caveats"),
+        (evaluation(15, 30, labels=[0] * 20 + [1] * 10), "few images", "a class has"),
     ],
 )
 def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, silent: str) -> None:

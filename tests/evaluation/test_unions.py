@@ -96,7 +96,7 @@ def test_a_ball_lies_within_another_where_its_farthest_point_does(
 @pytest.mark.parametrize(
     ("threats", "sentence"),
     [
-        ((Threat(), Threat()), "linf 8/255 lies within linf 8/255"),
+        ((Threat(), Threat()), "linf 8/255 is named twice"),
         ((Threat(epsilon=0.1), Threat(epsilon=0.2)), "linf 0.1 lies within linf 0.2"),
         ((Threat(epsilon=0.1), Threat(norm="l2", epsilon=0.9)), "linf 0.1 lies within l2 0.9"),
         ((Threat(),), "threats must be two or more"),

@@ -1,5 +1,8 @@
 """The caveats of a result in one line: why its number may be wrong or vague. No torch."""
 
+from collections import Counter
+
+from rattle.evaluation.classes import FEWEST_OF_CLASS
 from rattle.evaluation.results import Evaluation
 from rattle.evaluation.unions import split_name
 from rattle.stats import mean_interval
@@ -31,6 +34,9 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
     spread = 50 * (interval.high - interval.low)
     if spread > FINE and n < test_images:
         reasons.append(f"few images (n = {n:,} of {test_images:,}, ±{spread:.1f} points)")
+    sizes = Counter(result.labels or ())
+    if len(sizes) > 1 and min(sizes.values()) < FEWEST_OF_CLASS:
+        reasons.append(f"no worst class (a class has fewer than {FEWEST_OF_CLASS} images)")
     if not reasons:
         return f"no caveats beyond the interval (n = {n:,}, ±{spread:.1f} points)"
     return f"caveats: {'; '.join(reasons)}"

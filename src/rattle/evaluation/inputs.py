@@ -100,6 +100,8 @@ def under_threats(
     if len(threats) < 2:
         raise RattleError("threats must be two or more: give a single one as threat, or by norm and epsilon")
     for one, other in permutations(threats, 2):
+        if one == other:
+            raise RattleError(f"the threat {ball_text(one)} is named twice")
         if one.lies_within(other, size):
             first, second = (ball_text(threat) for threat in (one, other))
             raise RattleError(f"the threat {first} lies within {second}, so their union is the latter: leave out one")
