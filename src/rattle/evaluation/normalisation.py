@@ -25,11 +25,8 @@ USUAL_STATISTICS: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]
         "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     },
 }
-GOOD, GAIN, FEWEST_JUDGED = (
-    0.9,
-    0.1,
-    50,
-)  # accuracy that asks for no hint, gain that does, images from which on to judge
+GOOD, GAIN = 0.9, 0.1  # accuracy that asks for no hint, gain that does
+FEWEST_JUDGED = 50  # images
 
 
 @torch.no_grad()

@@ -14,10 +14,8 @@ WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothin
 CYCLE_START = 0.04  # the factor at the start of a cycle, as in torch's OneCycleLR
 CYCLE_END = {"linear": 0.001, "cosine": 4e-6}  # and at its end, by its shape; the cosine's is OneCycleLR's
 DROPS = (0.5, 0.75)  # fractions of a run at which the paper's learning rate drops
-DENSELY_KEPT, SPARSELY_KEPT = (
-    0.05,
-    0.025,
-)  # after a drop every epoch of 0.05 of the run is kept, then one in each 0.025 of it
+DENSELY_KEPT = 0.05  # share of the run after a drop in which every epoch is kept
+SPARSELY_KEPT = 0.025  # share of the run between the epochs that are kept after that
 
 KeptEpochs = Literal["none", "paper", "all"]
 

@@ -41,11 +41,8 @@ AXES = {
 }
 # Arrays of whole numbers below a size: labels of classes, numbers of images.
 BELOW = {"y": "K", "clean_predicted": "K", "adversarial_predicted": "K", "adversarial_label": "K", "index": "n"}
-GALLERY_GROUPS = (
-    "first",
-    "failure",
-    "survivor",
-)  # the first of its class | broken most confidently | withstood most narrowly
+# the first of its class | broken most confidently | withstood most narrowly
+GALLERY_GROUPS = ("first", "failure", "survivor")
 
 
 class Checked:
