@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.cli.compare import pair_to_plain, test_row
+from rattle.cli.compare import pair_to_plain, paired_row
 from rattle.evaluation.draws import measure_draws, pilot_rates
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.samples import Sample, difference, two_sided_p
@@ -127,4 +127,4 @@ def test_table_page_and_compare_show_draws_and_their_interval(tmp_path: Path) ->
     gap = sum(random.columns["pgd20"].flags[0]) / 60 - sum(plain.columns["pgd20"].flags[0]) / 60
     assert shown["difference"] == pytest.approx(gap)
     assert shown["difference_interval"][0] < gap < shown["difference_interval"][1]
-    assert test_row(tests[1])[1] == "60"
+    assert paired_row(tests[1])[1] == "60"

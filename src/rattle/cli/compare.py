@@ -80,7 +80,9 @@ def print_tests(tests: Sequence[PairedTest], refused: Sequence[str]) -> None:
 
 def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
-    print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [test_row(test) for test in tests])
+    print_table(
+        ["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [paired_row(test) for test in tests]
+    )
     say(f"{min(tests, key=by_strength).sentence}.\n")
 
 
@@ -104,7 +106,7 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
     return test.attack != "autoattack", sum(sum(sample.accuracies) for sample in test.samples)
 
 
-def test_row(test: PairedTest) -> list[str]:
+def paired_row(test: PairedTest) -> list[str]:
     if test.seeds > 1:
         accuracies = [sample.summary.percent() for sample in test.samples]
         paired = difference(test.samples[1], test.samples[0])

@@ -111,7 +111,7 @@ def take_options(
 
     alone: the value of a name that is given without one, which is refused when this is None.
 
-    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm"))
+    >>> take_options(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm"))
     ({'norm': 'l2', 'method': 'at'}, ['--epochs', '3'])
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)

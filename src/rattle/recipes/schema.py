@@ -124,7 +124,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 def parse_number(value: int | str, where: str = "value") -> float:
     """A float from a whole number, a decimal, or a fraction such as 8/255.
 
-    >>> number("8/255") == 8 / 255
+    >>> parse_number("8/255") == 8 / 255
     True
     """
     try:
