@@ -1,12 +1,12 @@
 """How often training warns of false robustness: runs known to be sound, and runs known to be overfitted or masked.
 
-    python -m reproduction.false_robustness RUNS svhn.npz [--part check]     # trains what is missing in the folder RUNS
+    python -m reproduction.false_robustness RUNS [--part check]              # trains what is missing in the folder RUNS
     python -m reproduction.false_robustness RUNS --gather [--sound RUN ...]  # writes results/false-robustness.json
 
 The protocol is studies/false-robustness.md: thresholds are fixed on the part `calibration`, rates are those of `check`.
 FGSM-AT is N-FGSM without its noise. `saturated` is the network of `at` with logits 1000 times as large, measured once:
-its cross-entropy has no gradient where an image is right. svhn.npz holds uint8 arrays x_train, x_test [n, 32, 32, 3]
-and y_train, y_test [n]. --sound: runs of other studies by AT or TRADES, counted with the check.
+its cross-entropy has no gradient where an image is right. --sound: runs of other studies by AT or TRADES, counted with
+the check.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from rattle.inputs import is_correct, to_float
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import NO_AUGMENT, make_recipe
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.recipes.schedules import Piecewise
 from rattle.recipes.schema import replace_at
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
@@ -53,7 +52,7 @@ class Case:
     epochs: int
     must_warn: bool | None  # None: nobody knows, the rate is shown
     noise: float | None = None  # of n-fgsm
-    data: str = "digits"
+    faint: bool = False  # on the digits of little contrast
     seeds: tuple[int, int] = (1, 3)  # how many of calibration and of check
 
 
@@ -62,10 +61,7 @@ CASES = (
     Case("digits AT 0.2", "at", 0.2, 12, False, seeds=(2, 3)),
     Case("digits TRADES 0.2", "trades", 0.2, 12, False),
     Case("digits N-FGSM 0.2", "n-fgsm", 0.2, 30, False),
-    Case("faint digits FGSM-AT 8/255", "n-fgsm", 8 / 255, 30, True, noise=0.0, data="faint"),
-    Case("SVHN FGSM-AT 8/255", "n-fgsm", 8 / 255, 24, None, noise=0.0, data="svhn", seeds=(1, 2)),
-    Case("SVHN AT 8/255", "at", 8 / 255, 12, False, data="svhn", seeds=(1, 2)),
-    Case("SVHN TRADES 8/255", "trades", 8 / 255, 12, False, data="svhn", seeds=(1, 2)),
+    Case("faint digits FGSM-AT 8/255", "n-fgsm", 8 / 255, 30, True, noise=0.0, faint=True),
 )
 
 
@@ -86,18 +82,19 @@ class Saturated(nn.Module):
         return 1000 * self.own(x)
 
 
-def recipe_of(case: Case, seed: int, root: Path, svhn: str) -> Recipe:
+def recipe_of(case: Case, seed: int, root: Path) -> Recipe:
     """The recipe of a case; the seed also chooses the held-out images."""
-    changes: dict[str, Any] = {"epochs": case.epochs, "seed": seed, "threads": 1, "model": "cnn", "width": 16}
-    changes["batch_size"] = 64 if case.method in ("at", "trades") and case.data != "svhn" else 32
+    changes: dict[str, Any] = {
+        "epochs": case.epochs,
+        "seed": seed,
+        "threads": 1,
+        "model": "cnn",
+        "width": 16,
+        "optimizer": SGD(lr=0.05),
+    }
+    changes["batch_size"] = 64 if case.method in ("at", "trades") else 32
     data = Data(name="digits", val_size=130, augment=NO_AUGMENT, split_seed=seed)
-    if case.data == "svhn":
-        data = replace(data, name=svhn, resize=8, train_size=4000, val_size=250)
-        changes |= {"ramp": 0.4, "schedule": Piecewise(drops=(), warmup=0.6)}
-        changes["optimizer"] = SGD(lr=0.1, weight_decay=0)
-    else:
-        changes["optimizer"] = SGD(lr=0.05)
-    if case.data == "faint":
+    if case.faint:
         data = replace(data, name=str(faint_digits(root)))
     recipe = make_recipe(case.method, data=data, epsilon=case.epsilon, **changes)
     return recipe if case.noise is None else replace_at(recipe, "objective.noise", case.noise)
@@ -117,14 +114,14 @@ def faint_digits(root: Path) -> Path:
     return path
 
 
-def train(case: Case, seed: int, root: Path, svhn: str) -> None:
+def train(case: Case, seed: int, root: Path) -> None:
     """Train one run, unless it is there, and note its CPU time."""
     folder = folder_of(root, case, seed)
     done = folder / "seconds.json"
     if done.exists():
         return
     begun = time.process_time()
-    run = fit(recipe_of(case, seed, root, svhn), folder, overwrite=True, log="none", quiet=True)
+    run = fit(recipe_of(case, seed, root), folder, overwrite=True, log="none", quiet=True)
     seconds: dict[str, Any] = {"cpu": time.process_time() - begun}
     if case.method == "at":
         seconds["saturated"] = saturated(run)
@@ -206,7 +203,6 @@ def folder_of(root: Path, case: Case, seed: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
-    parser.add_argument("svhn", nargs="?", default="")
     parser.add_argument("--part", choices=PARTS, default=PARTS[0])
     parser.add_argument("--gather", action="store_true")
     parser.add_argument("--sound", type=Path, nargs="*", default=())
@@ -222,8 +218,7 @@ def main() -> None:
         return
     for case in CASES:
         for seed in seeds_of(case, options.part):
-            if case.data != "svhn" or options.svhn:
-                train(case, seed, options.runs, options.svhn)
+            train(case, seed, options.runs)
 
 
 if __name__ == "__main__":
