@@ -93,8 +93,8 @@ class Hardened:
             lines.append(line)
         threat = self.recipe.attack.threat
         against = ball_text(threat)
-        lines.append(f"n = {self.after.n}, {against}; held-out images, before and by 1/lambda:")
-        lines.append(f"  clean {100 * self.held_out:.1f}")
+        lines.append(f"n = {self.after.n}, {against}; on held-out images:")
+        lines.append(f"  clean {100 * self.held_out:.1f}  before")
         rate = self.recipe.optimizer.lr
         several = len({lr for lr, _ in self.tried}) > 1
         for (lr, inv_lambda), (clean, robust) in self.tried.items():
