@@ -2,7 +2,7 @@
 
     python -m reproduction.trade_off cifar10.npz            # trains and attacks what is missing
     python -m reproduction.trade_off cifar10.npz --gather   # writes results/trade-off.json
-    python -m reproduction.trade_off --report               # the figure and the comparison of what was gathered
+    python -m reproduction.trade_off --report               # the figure and the tables of what was gathered
 
 The regime and the runs at 1/lambda 6 are those of randomized_weights.py; the protocol, fixed before the first run, is
 reproduction/studies/trade-off.md. A killed run resumes, several processes share the work.
@@ -24,6 +24,7 @@ from rattle.analysis.frontier import Curve, Frontier, Point
 from rattle.errors import RattleError
 from rattle.evaluation.samples import Sample
 from rattle.recipes.recipe import Recipe
+from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.source import environment
@@ -151,12 +152,32 @@ def flags_at_six(variant: str) -> dict[int, dict[str, str]]:
 
 
 def report() -> None:
-    from rattle.report.writers import markdown_table
-
+    """Write the figure, and results/trade-off.md: every point, and every method beside TRADES."""
     found = frontier()
-    columns, rows = found.rows()
-    print(markdown_table(columns, rows, left=2))
-    print(found.summary())
+    points = []
+    for curve in found.curves:
+        for point in curve.points:
+            clean, _ = point.accuracy("pgd20")  # of all images
+            accuracies = [clean, *(point.accuracy(attack)[1] for attack in ATTACKS)]
+            seeds = len(point.clean["pgd20"].seeds)
+            cells = [f"{100 * accuracy:.1f}" for accuracy in accuracies]
+            points.append([curve.method, f"{point.value:g}", str(seeds), *cells])
+    gaps = []
+    for equal in ("clean", "robust"):
+        for gap in found.compare(equal=equal):
+            low, high = 100 * gap.interval.low, 100 * gap.interval.high
+            covered = f"{100 * gap.low:.1f} to {100 * gap.high:.1f}"
+            change = f"{100 * gap.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+            gaps.append([gap.method, gap.attack, f"{equal} {covered}", str(gap.images), change, gap.verdict])
+    text = "\n".join(
+        [
+            markdown_table(["method", "1/lambda", "seeds", "clean", "PGD-20", "CW-20", "AutoAttack"], points, left=1),
+            markdown_table(["method", "attack", "equal, %", "n", "less TRADES, points", "verdict"], gaps, left=3),
+            found.summary(),
+        ]
+    )
+    write_atomically(RESULTS.with_suffix(".md"), (text + "\n").encode())
+    print(text)
     found.plot().savefig(FIGURE, dpi=110)
 
 

@@ -272,7 +272,8 @@ def sentence(gaps: Sequence[Gap]) -> str:
             break
     if first.seeds == 1:
         text += "; one seed compares networks, not methods"
-    return text + f" (n {first.images}, seeds {first.seeds}, clean {100 * first.low:.1f} to {100 * first.high:.1f} %)"
+    images = " and ".join(dict.fromkeys(str(gap.images) for gap in gaps))
+    return text + f" (n {images}, seeds {first.seeds}, clean {100 * first.low:.1f} to {100 * first.high:.1f} %)"
 
 
 def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean") -> Gap:
