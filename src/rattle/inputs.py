@@ -23,9 +23,9 @@ from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.losses import logits_in, refuse_one_logit
 
 log = logging.getLogger("rattle")
-Array = Tensor | np.ndarray
+AnyArray = Tensor | np.ndarray
 Examples = tuple[Tensor, Tensor]  # images and their labels
-Given = Array | Dataset | DataLoader  # images: with their labels, if they are no array
+Given = AnyArray | Dataset | DataLoader  # images: with their labels, if they are no array
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
 ONE_AT_A_TIME: WeakSet[nn.Module] = WeakSet()  # models that were found to take single images only
@@ -259,7 +259,7 @@ def floats_for(model: nn.Module, x: Tensor) -> Tensor:
     return as_float(x, channels_last=takes_channels_last(model, x))
 
 
-def as_tensors(model: nn.Module, x: Given, y: Array | None) -> Examples:
+def as_tensors(model: nn.Module, x: Given, y: AnyArray | None) -> Examples:
     """Images, uint8 or floating point in [0, 1], and int64 labels; raises RattleError if they are not.
 
     Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rattle.threat import Threat
 
 T = TypeVar("T", bound="AttackOptions")
-Norm = Literal["linf", "l2", "l1"]
+NormName = Literal["linf", "l2", "l1"]
 Changes = Mapping[str, Mapping[str, str]]  # attack -> setting -> what was written for it
 ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of steps; settings: --pgd20.step-size 0.01"
 
@@ -41,7 +41,7 @@ ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of step
 class ThreatOptions:
     """The threat to evaluate under; when not given, that of the run's training, else linf 8/255."""
 
-    norm: Annotated[Norm | None, tyro.conf.arg(aliases=["--norm"])] = None
+    norm: Annotated[NormName | None, tyro.conf.arg(aliases=["--norm"])] = None
     epsilon: Annotated[float | None, tyro.conf.arg(aliases=["--epsilon"])] = None
 
     def over(self, threat: Threat) -> Threat:
@@ -158,7 +158,7 @@ def parse_threat(text: str) -> ThreatOptions:
     ThreatOptions(norm='l2', epsilon=0.5)
     """
     name, colon, epsilon = text.partition(":")
-    norms: dict[str, Norm] = {"linf": "linf", "l2": "l2", "l1": "l1"}
+    norms: dict[str, NormName] = {"linf": "linf", "l2": "l2", "l1": "l1"}
     if name not in norms:
         raise unknown("norm", name, list(norms))
     if not colon:

@@ -31,10 +31,10 @@ def get(name: str, root: str | Path | None = None, *, progress: ProgressBar | No
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
     shown = progress or (lambda *_, **__: nullcontext(lambda _: None))
-    return [download(remote, folder, shown) for remote in URLS[name]]
+    return [download_file(remote, folder, shown) for remote in URLS[name]]
 
 
-def download(remote: Remote, folder: Path, progress: ProgressBar) -> Path:
+def download_file(remote: Remote, folder: Path, progress: ProgressBar) -> Path:
     """Download one file. An existing file is replaced only by one whose checksum is right."""
     path = folder / remote.file
     if path.exists() and md5(path) == remote.md5:

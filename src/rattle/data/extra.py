@@ -7,7 +7,7 @@ will do as well.
 from pathlib import Path
 
 from rattle.data.dataset import Dataset, Images, check_class_range
-from rattle.data.npz import open_arrays, read_array, read_labels
+from rattle.data.npz import open_arrays, read_image_array, read_labels
 from rattle.data.resize import scale_images
 from rattle.errors import RattleError
 
@@ -27,7 +27,7 @@ def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
             raise RattleError(f"{path} holds {found}; extra images should be under image and label, or under x and y")
         y = read_labels(arrays[keys[1]], f"{path}: {keys[1]}")
         check_class_range(y, len(data.classes), f"{path}: {keys[1]}")
-        images = read_array(arrays, keys[0], y, path)
+        images = read_image_array(arrays, keys[0], y, path)
     if side:
         images = scale_images(images, side)
     own, extra = list(data.train.shape[1:]), list(images.shape[1:])

@@ -31,7 +31,7 @@ def npz(path: Path, seed: int) -> Dataset:
         y = {part: read_labels(arrays[f"y{part}"], f"{path}: y{part}") for part in parts}
         highest = max(int(labels.max()) for labels in y.values())
         classes = read_classes(arrays.get("classes"), highest, path)
-        images = {part: read_array(arrays, f"x{part}", y[part], path) for part in parts}
+        images = {part: read_image_array(arrays, f"x{part}", y[part], path) for part in parts}
     if "_test" not in images:
         return train_test_split(path.stem, images[""], classes, seed)
     test = images["_test"]
@@ -63,7 +63,7 @@ def read_classes(names: np.ndarray | None, highest: int, path: Path) -> Names:
     return tuple(map(str, range(highest + 1)))
 
 
-def read_array(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
+def read_image_array(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
     """An array as uint8 [n, C, H, W]; of four axes, exactly one must look like channels."""
     where = f"{path}: {key}"
     info = arrays.zip.getinfo(f"{key}.npy")  # type: ignore[union-attr]

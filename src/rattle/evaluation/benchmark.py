@@ -10,13 +10,15 @@ from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.inputs import Attacks
 from rattle.evaluation.results import Evaluation
-from rattle.inputs import Array, Given, as_tensors, collect
+from rattle.inputs import AnyArray, Given, as_tensors, collect
 from rattle.threat import Norm
 
 
 def benchmark(
     model: nn.Module,  # returns logits for images in [0, 1]; normalisation is a part of the model
-    data: str | Given | tuple[Array, Array] = "cifar10",  # a dataset's name, FILE.npz, a folder, (x, y), a Dataset ...
+    data: str
+    | Given
+    | tuple[AnyArray, AnyArray] = "cifar10",  # a dataset's name, FILE.npz, a folder, (x, y), a Dataset ...
     *,
     attacks: Attacks = "autoattack",
     norm: Norm = "linf",

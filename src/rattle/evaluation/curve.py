@@ -13,14 +13,14 @@ from rattle.errors import RattleError
 from rattle.evaluation.cache import finish
 from rattle.evaluation.evaluate import answers_at_random, classify, make_plan, run_attack
 from rattle.evaluation.results import save_curve
-from rattle.inputs import Array, Given
+from rattle.inputs import AnyArray, Given
 from rattle.weights import eval_mode
 
 
 def curve(
     model: nn.Module,
     x: Given | Pictures,
-    y: Array | None,
+    y: AnyArray | None,
     attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
     *,
     name: str = "attack",  # of the attack, and so of the file

@@ -31,7 +31,7 @@ from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
 from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
-from rattle.inputs import CHECKED, Array, Examples, Given, as_float, as_tensors, clean_logits, takes_channels_last
+from rattle.inputs import CHECKED, AnyArray, Examples, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
@@ -96,10 +96,10 @@ class EvalPlan:
 def make_plan(
     model: nn.Module,
     x: Given | Pictures,
-    y: Array | None,
+    y: AnyArray | None,
     *,
     out: Path | str | None = None,
-    index: Array | None = None,
+    index: AnyArray | None = None,
     device: torch.device | str | None = None,
     batch_size: int | None = None,
     **settings: Any,
@@ -131,7 +131,7 @@ def evaluate(
     model: nn.Module,  # returns logits [n, C]
     x: Given
     | Pictures,  # uint8 or floats in [0, 1], [n, C, H, W] or [n, H, W, C]: tensor, array, Dataset or DataLoader
-    y: Array | None = None,  # their classes, whole numbers, [n]; a Dataset or DataLoader has its own
+    y: AnyArray | None = None,  # their classes, whole numbers, [n]; a Dataset or DataLoader has its own
     attacks: Attacks = (
         "pgd20",
         "cw20",
@@ -144,7 +144,7 @@ def evaluate(
     device: torch.device | str | None = None,  # move the model there first; batches follow the model
     out: Path | str | None = None,  # folder for the result files
     metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
-    index: Array | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
+    index: AnyArray | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
     within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
     minutes: float | None = None,  # attack as many of the first images as this allows
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust

@@ -11,7 +11,17 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import Array, Examples, as_tensors, finite_logits, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import (
+    AnyArray,
+    Examples,
+    as_tensors,
+    finite_logits,
+    is_correct,
+    log,
+    logits_of,
+    to_float,
+    weights_type,
+)
 from rattle.losses import refuse_one_logit
 from rattle.recipes.catalog import DATASET_SETTINGS, resolve
 from rattle.recipes.recipe import Recipe
@@ -32,7 +42,7 @@ class Loaded:
     images: Dataset
 
 
-TrainingData = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
+TrainingData = tuple[AnyArray, AnyArray] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
 
 
 def first_state(
