@@ -87,8 +87,7 @@ def report() -> None:
     for variant, gaps in differences(json.loads(RESULTS.read_text())["runs"]).items():
         row = [TITLES[variant], str(gaps["clean"].n)]
         for gap in gaps.values():
-            low, high = 100 * gap.interval.low, 100 * gap.interval.high
-            row.append(f"{100 * gap.mean:+.2f} [{low:+.2f}, {high:+.2f}]")
+            row.append(f"{100 * gap.mean:+.2f} {gap.interval.percent('+.2f')}")
         worst = min(gap.mean for gap in gaps.values())
         rows.append([*row, "yes" if 100 * worst >= -ALLOWED else "no"])
     print(markdown_table(["method", "seeds", *MEASURES, f"within {ALLOWED} points"], rows, left=1))

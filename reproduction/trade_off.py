@@ -165,9 +165,8 @@ def report() -> None:
     gaps = []
     for equal in ("clean", "robust"):
         for gap in found.compare(equal=equal):
-            low, high = 100 * gap.interval.low, 100 * gap.interval.high
             covered = f"{100 * gap.low:.1f} to {100 * gap.high:.1f}"
-            change = f"{100 * gap.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+            change = f"{100 * gap.mean:+.1f} {gap.interval.percent('+.1f')}"
             gaps.append([gap.method, gap.attack, f"{equal} {covered}", str(gap.images), change, gap.verdict])
     text = "\n".join(
         [
