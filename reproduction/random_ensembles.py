@@ -12,6 +12,7 @@ first run, is reproduction/studies/randomized-models.md. A killed run resumes, s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rattle.attacks import APGD, PGD, AutoAttack
 from rattle.attacks.ensemble import AttackSequence
@@ -29,7 +30,7 @@ from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.randomized import Randomized
+from rattle.randomized import Randomized, log_mean
 from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
@@ -38,13 +39,14 @@ from rattle.runs.source import environment
 from rattle.stats import mcnemar, seeds_interval, t_interval
 from rattle.threat import Threat
 from rattle.training.loop import fit
-from rattle.weights import Noise
+from rattle.weights import Noise, perturbed
 from reproduction import trade_off
 from reproduction.study import packed, share_work, unpacked
 
 VARIANTS, VALUE, SEEDS = ("trades", "head 0.2", "sampled filter 0.05"), 4, (0, 1, 2)
 NOISES = {"sigma 0.01": Noise(sigma=0.01), "0.05 of each filter": Noise(sigma=0.05, scale="filter")}
 DRAWS = (1, 4, 16)  # of the fixed ensembles
+FIXED = [(title, draws) for title in NOISES for draws in DRAWS]
 CLEAN_IMAGES, CLEAN_FRESH, ATTACKED = 10_000, 2_000, 250  # fresh draws are dearer
 OF_A_RATE = 32  # fresh draws
 THREAT = Threat(epsilon=8 / 255)
@@ -131,22 +133,38 @@ def network(folder: Path, variant: str, seed: int, options: argparse.Namespace, 
     return model
 
 
-def autoattack(options: argparse.Namespace) -> None:
-    """AutoAttack of every fixed ensemble, on the images that its first attack left; one noise after the other."""
+class Drawn(nn.Module):
+    """A fixed ensemble whose networks are made once: `Randomized` draws u again in every pass, of few images too."""
+
+    def __init__(self, ensemble: Randomized) -> None:
+        super().__init__()
+        assert ensemble.seed is not None
+        generator = torch.Generator().manual_seed(ensemble.seed)
+        networks = []
+        for _ in range(ensemble.draws):
+            u = ensemble.noise(ensemble.model, generator=generator)
+            with perturbed(ensemble.model, u):
+                networks.append(copy.deepcopy(ensemble.model))
+        self.networks = nn.ModuleList(networks).requires_grad_(False)
+        self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return log_mean([network(x).log_softmax(1) for network in self.networks])
+
+
+def autoattack(variant: str, seed: int, options: argparse.Namespace) -> None:
+    """AutoAttack of a network's fixed ensembles, on the images that their first attack left."""
     images = Data(name=str(options.data)).load().test[torch.arange(ATTACKED)]
     attack = {"autoattack": AutoAttack(threat=THREAT)}
-    models = [
-        (title, draws, seed, variant) for title in NOISES for seed in SEEDS for variant in VARIANTS for draws in DRAWS
-    ]
-    for title, draws, seed, variant in models:
-        folder = options.out / trade_off.name_of(variant, VALUE, seed)
-        result = known(folder, variant, seed)
+    folder = options.out / trade_off.name_of(variant, VALUE, seed)
+    result = known(folder, variant, seed)
+    model = network(folder, variant, seed, options, result["models"]["mean weights"])
+    for title, draws in FIXED:
         found = result["models"][f"{title}, {draws} draws"]
         if "autoattack" in found:
             continue
-        model = network(folder, variant, seed, options, result["models"]["mean weights"])
         start = time.process_time()
-        ensemble = Randomized(model, NOISES[title], draws, seed=seed)
+        ensemble = Drawn(Randomized(model, NOISES[title], draws, seed=seed))
         left = unpacked(found["apgd3"], ATTACKED).tolist()
         store = folder / "ensembles" / f"{NOISES[title].scale}-{draws}-autoattack"
         evaluation = evaluate(ensemble, images.x, images.y, attack, mask=left, out=store, check_model=False, quiet=True)
@@ -156,9 +174,12 @@ def autoattack(options: argparse.Namespace) -> None:
         print(folder.name, title, draws, f"{time.process_time() - start:.0f} s", flush=True)
 
 
-def jobs(out: Path) -> list[tuple[str, int]]:
-    """The networks that are missing, whole seeds first."""
-    done = {(run["variant"], run["seed"]) for run in gathered(out)["runs"]}
+def jobs(out: Path, *, autoattacked: bool) -> list[tuple[str, int]]:
+    """The networks that are missing, or whose ensembles AutoAttack is, whole seeds first."""
+    done = set()
+    for run in gathered(out)["runs"]:
+        if not autoattacked or all("autoattack" in run["models"][f"{title}, {draws} draws"] for title, draws in FIXED):
+            done.add((run["variant"], run["seed"]))
     return [(variant, seed) for seed in SEEDS for variant in VARIANTS if (variant, seed) not in done]
 
 
@@ -245,13 +266,11 @@ def main() -> None:
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
         return
-    if options.autoattack:
-        autoattack(options)
-        return
+    step = autoattack if options.autoattack else measure
     share_work(
-        lambda: jobs(options.out),
+        lambda: jobs(options.out, autoattacked=options.autoattack),
         lambda job: options.out / trade_off.name_of(job[0], VALUE, job[1]),
-        lambda job: measure(*job, options),
+        lambda job: step(*job, options),
     )
 
 
