@@ -182,6 +182,17 @@ def test_an_interval_over_seeds_is_no_narrower_than_its_images_allow() -> None:
     assert found.interval == seeds_interval(alike)
 
 
+def test_seeds_that_agree_on_every_image_count_as_one() -> None:
+    """Two runs without randomness: they do not make an accuracy, or a difference, surer than one of them does."""
+    one, other = ([1] * 96 + [0] * 4, [1] * 94 + [0] * 6)
+    twice, twice_other = (Sample(seeds=(0, 1), flags=(tuple(x), tuple(x))) for x in (one, other))
+    once, once_other = (Sample(seeds=(0,), flags=(tuple(x),)) for x in (one, other))
+    assert twice.interval == once.interval == wilson(96, 100)
+    assert difference(twice, twice_other) == difference(once, once_other)
+    for sample_of_other in (twice_other, Sample(seeds=(7, 8), flags=twice_other.flags), once_other):
+        assert two_sided_p(twice, sample_of_other) == two_sided_p(once, once_other) == 0.25
+
+
 def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
     assert holm([0.5, 0.01, 0.02]) == [0.5, 0.03, 0.04]
     assert holm([]) == []

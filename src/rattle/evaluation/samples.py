@@ -59,10 +59,13 @@ class Sample:
 
     @property
     def interval(self) -> Interval:
-        """95 % of the mean over seeds; of one seed over images: Wilson's for flags, Student's for distances."""
-        if len(self.seeds) > 1:
+        """95 % of the mean over seeds; of one seed over images: Wilson's for flags, Student's for distances.
+
+        Seeds that agree on every image count as one: they show nothing about how seeds vary.
+        """
+        if len(set(self.flags)) > 1:
             return seeds_interval(self.flags, self.error)
-        (values,) = self.flags
+        values = self.flags[0]
         if self.errors:
             return mean_interval(values, self.error)
         if set(values) <= {0, 1}:
@@ -158,9 +161,12 @@ def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[f
 
     One seed: McNemar's mid-p, or Student's t over images where they have distances or rates instead of flags. Several:
     Student's t of the paired differences; where seeds agree more than their images do, the images decide
-    (`error_of_images`). Errors by draws count in both: images may share them.
+    (`error_of_images`), and seeds that agree on every image count as one. Errors by draws count in both: images may
+    share them.
     """
     pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
+    if len(set(pairs)) == 1:
+        pairs = pairs[:1]
     gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     if len(pairs) > 1:
         join_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
@@ -186,19 +192,19 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     error = math.hypot(a.error, b.error)
     interval = seeds_interval(gaps, error) if len(gaps) > 1 else t_interval(gaps[0], error)
     mean = math.fsum(map(math.fsum, gaps)) / len(gaps) / a.n
-    return Difference(mean=mean, interval=interval, p=p, test=test, n=len(seeds))
+    return Difference(mean=mean, interval=interval, p=p, test=test, n=len(gaps))
 
 
 def two_sided_p(a: Sample, b: Sample) -> float | None:
     """How likely so large a difference is by chance; None where they are not comparable, or one seed meets several.
 
-    The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
-    methods). Other seeds: Welch's test, and the images where seeds agree more than these do.
+    The same seeds, or one seed each whatever it is: by `paired_test` (with one seed it speaks of these two networks,
+    not of the methods). Other seeds: Welch's test, and the images where seeds agree more than these do.
     """
     if not comparable(a, b):
         return None
-    if len(a.seeds) == len(b.seeds) == 1:
-        b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
+    if len(set(a.flags)) == len(set(b.flags)) == 1:
+        a, b = (replace(each, seeds=(0,), flags=each.flags[:1], errors=each.errors[:1]) for each in (a, b))
     if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
         return paired_test(a, b, a.seeds)[1]
     if min(len(a.seeds), len(b.seeds)) == 1:
