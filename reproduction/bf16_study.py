@@ -15,20 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
-from rattle.runs.source import environment
 from reproduction import randomized_weights
-from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, share_work, unpacked
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, command, gathered, unpacked
 from reproduction.trade_off import TITLES, flags_at_six, of_last
 
 VARIANTS, SEEDS = ("trades", "head 0.2", "awp"), randomized_weights.FRESH_SEEDS
 MEASURES = {"clean": TEST_IMAGES, "pgd20": TEST_IMAGES, "autoattack": AUTOATTACK_IMAGES}
 ALLOWED = 0.3  # points that bf16 may be worse, for `auto` to become the default
 RESULTS = Path(__file__).parent / "results" / "bf16-study.json"
+KEY = ("variant", "seed")  # of a run
 Job = tuple[str, int]  # variant, seed
 
 
@@ -46,21 +44,9 @@ def measure(job: Job, options: argparse.Namespace) -> None:
     print(*job, {name: found[name] for name in MEASURES}, flush=True)
 
 
-def gathered(out: Path) -> dict[str, Any]:
-    """All finished runs: those of the folder, and those of the results whose folders may be gone."""
-    runs = {}
-    if RESULTS.exists():
-        for run in json.loads(RESULTS.read_text())["runs"]:
-            runs[run["variant"], run["seed"]] = run
-    for path in out.glob("*/found.json"):
-        run = json.loads(path.read_text())
-        runs[run["variant"], run["seed"]] = run
-    return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
-
-
 def jobs(out: Path) -> list[Job]:
     """The runs that are missing, whole seeds first."""
-    done = {(run["variant"], run["seed"]) for run in gathered(out)["runs"]}
+    done = {(run["variant"], run["seed"]) for run in gathered(RESULTS, out, KEY)["runs"]}
     return [(variant, seed) for seed in SEEDS for variant in VARIANTS if (variant, seed) not in done]
 
 
@@ -94,21 +80,7 @@ def report() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("data", type=Path, nargs="?", help="cifar10.npz")
-    parser.add_argument("--out", type=Path, default=Path("runs/bf16"))
-    parser.add_argument("--gather", action="store_true", help="write results/bf16-study.json, train nothing")
-    parser.add_argument("--report", action="store_true", help="compare what was gathered")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.report:
-        report()
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.gather:
-        RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
-        return
-    share_work(lambda: jobs(options.out), lambda job: folder_of(job, options.out), lambda job: measure(job, options))
+    command(__doc__, RESULTS, KEY, missing=jobs, folder=folder_of, measure=measure, report=report)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,12 @@ from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run
-from rattle.runs.source import environment
 from rattle.stats import mcnemar, seeds_interval, t_interval
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.weights import Noise, perturbed
 from reproduction import trade_off
-from reproduction.study import packed, share_work, unpacked
+from reproduction.study import gathered, packed, share_work, unpacked
 
 VARIANTS, VALUE, SEEDS = ("trades", "head 0.2", "sampled filter 0.05"), 4, (0, 1, 2)
 NOISES = {"sigma 0.01": Noise(sigma=0.01), "0.05 of each filter": Noise(sigma=0.05, scale="filter")}
@@ -59,6 +58,7 @@ APGD3 = {
 }
 COLUMNS = ("clean", "autoattack", "apgd3", "pgd20")
 RESULTS = Path(__file__).parent / "results" / "random-ensembles.json"
+KEY, FILE = ("variant", "seed"), "ensembles.json"  # of a network
 
 
 def of_fixed(model: nn.Module, images: Images, store: Path, attacks: dict[str, Any]) -> dict[str, str]:
@@ -107,14 +107,14 @@ def measure(variant: str, seed: int, options: argparse.Namespace) -> None:
         "models": found,
         "cpu_seconds": {"training": known["cpu_seconds"], "ensembles": time.process_time() - start},
     }
-    write_atomically(folder / "ensembles.json", json.dumps(result).encode())
+    write_atomically(folder / FILE, json.dumps(result).encode())
     print(folder.name, result["cpu_seconds"], flush=True)
 
 
 def known(folder: Path, variant: str, seed: int) -> dict[str, Any]:
     """What was measured of a network: in its folder, or in the results if the folder is gone."""
-    if (folder / "ensembles.json").exists():
-        return json.loads((folder / "ensembles.json").read_text())
+    if (folder / FILE).exists():
+        return json.loads((folder / FILE).read_text())
     for run in json.loads(RESULTS.read_text())["runs"]:
         if (run["variant"], run["seed"]) == (variant, seed):
             return run
@@ -170,29 +170,17 @@ def autoattack(variant: str, seed: int, options: argparse.Namespace) -> None:
         evaluation = evaluate(ensemble, images.x, images.y, attack, mask=left, out=store, check_model=False, quiet=True)
         found["autoattack"] = packed(evaluation.attacks["autoattack"].flags)
         result["cpu_seconds"]["autoattack"] = result["cpu_seconds"].get("autoattack", 0) + time.process_time() - start
-        write_atomically(folder / "ensembles.json", json.dumps(result).encode())
+        write_atomically(folder / FILE, json.dumps(result).encode())
         print(folder.name, title, draws, f"{time.process_time() - start:.0f} s", flush=True)
 
 
 def jobs(out: Path, *, autoattacked: bool) -> list[tuple[str, int]]:
     """The networks that are missing, or whose ensembles AutoAttack is, whole seeds first."""
     done = set()
-    for run in gathered(out)["runs"]:
+    for run in gathered(RESULTS, out, KEY, FILE)["runs"]:
         if not autoattacked or all("autoattack" in run["models"][f"{title}, {draws} draws"] for title, draws in FIXED):
             done.add((run["variant"], run["seed"]))
     return [(variant, seed) for seed in SEEDS for variant in VARIANTS if (variant, seed) not in done]
-
-
-def gathered(out: Path) -> dict[str, Any]:
-    """All finished networks: those of the folder, and those of the results whose folders may be gone."""
-    runs = {}
-    if RESULTS.exists():
-        for run in json.loads(RESULTS.read_text())["runs"]:
-            runs[run["variant"], run["seed"]] = run
-    for path in out.glob("*/ensembles.json"):
-        run = json.loads(path.read_text())
-        runs[run["variant"], run["seed"]] = run
-    return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
 
 
 def rates(found: dict[str, Any], column: str) -> np.ndarray:
@@ -264,7 +252,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.gather:
-        RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
+        RESULTS.write_text(json.dumps(gathered(RESULTS, options.out, KEY, FILE)) + "\n")
         return
     step = autoattack if options.autoattack else measure
     share_work(

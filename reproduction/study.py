@@ -1,12 +1,15 @@
 """What studies share: one list of work for several processes, the attacks on a trained network, packed flags."""
 
+import argparse
 import base64
+import json
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
@@ -14,6 +17,7 @@ from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.runs.lock import Held, locked
+from rattle.runs.source import environment
 from rattle.threat import Threat
 
 TEST_IMAGES, AUTOATTACK_IMAGES = 10_000, 1_000
@@ -48,6 +52,42 @@ def share_work(
                 print(f"{place.name}: {refusal}", flush=True)
         else:
             time.sleep(WAIT)
+
+
+def gathered(results: Path, out: Path, key: Sequence[str], file: str = "found.json") -> dict[str, Any]:
+    """All finished runs by their key: those of the folder, and those of the results whose folders may be gone."""
+    found = json.loads(results.read_text())["runs"] if results.exists() else []
+    found += [json.loads(path.read_text()) for path in out.glob(f"*/{file}")]
+    runs = {tuple(run[name] for name in key): run for run in found}
+    return {"environment": environment(), "runs": [runs[each] for each in sorted(runs)]}
+
+
+def command(
+    doc: str | None,
+    results: Path,
+    key: Sequence[str],
+    *,
+    missing: Callable[[Path], Sequence[Job]],
+    folder: Callable[[Job, Path], Path],
+    measure: Callable[[Job, argparse.Namespace], None],
+    report: Callable[[], None],
+) -> None:
+    """The command line of a study: train and attack what is missing, gather it, or compare what was gathered."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("data", type=Path, nargs="?", help="cifar10.npz")
+    parser.add_argument("--out", type=Path, default=Path("runs") / results.stem)
+    parser.add_argument("--gather", action="store_true", help=f"write results/{results.name}, train nothing")
+    parser.add_argument("--report", action="store_true", help="compare what was gathered")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.report:
+        report()
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.gather:
+        results.write_text(json.dumps(gathered(results, options.out, key)) + "\n")
+        return
+    share_work(lambda: missing(options.out), lambda job: folder(job, options.out), lambda job: measure(job, options))
 
 
 def attacked(model: nn.Module, images: Images, store: Path | None = None) -> dict[str, Any]:

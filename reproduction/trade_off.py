@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,9 @@ from rattle.recipes.recipe import Recipe
 from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.source import environment
 from rattle.training.loop import fit
 from reproduction import randomized_weights
-from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, packed, share_work, unpacked
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, command, gathered, packed, unpacked
 
 # (variant, 1/lambda) in the order of training; 6 was trained before. The paper's question comes first.
 POINTS = (
@@ -50,7 +50,9 @@ TITLES = {
 SEEDS = randomized_weights.FRESH_SEEDS
 FIRST = SEEDS[:3]  # of every point before any point gets the other two
 Job = tuple[str, float, int]  # variant, 1/lambda, seed
+FlagsAt = Mapping[float, Mapping[int, Mapping[str, str]]]  # value of the setting -> seed -> attack -> packed flags
 RESULTS = Path(__file__).parent / "results" / "trade-off.json"
+KEY = ("variant", "value", "seed")  # of a run
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "trade-off.png"
 ATTACKS = ("pgd20", "cw20", "autoattack")
 
@@ -65,10 +67,14 @@ def recipe_of(variant: str, value: float, seed: int, data: str) -> Recipe:
     return replace(recipe, name=f"{recipe.name}-at-{value:g}", objective=objective)
 
 
+def folder_of(job: Job, out: Path) -> Path:
+    return out / name_of(*job)
+
+
 def measure(job: Job, options: argparse.Namespace) -> None:
     """Train one run and attack its last checkpoint."""
     variant, value, seed = job
-    folder = options.out / name_of(variant, value, seed)
+    folder = folder_of(job, options.out)
     found = of_last(recipe_of(variant, value, seed, str(options.data)), folder)
     write_atomically(
         folder / "found.json", json.dumps(found | {"variant": variant, "value": value, "seed": seed}).encode()
@@ -85,21 +91,9 @@ def of_last(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return found | {"cpu_seconds": time.process_time() - start}
 
 
-def gathered(out: Path) -> dict[str, Any]:
-    """All finished runs: those of the folder, and those of results/trade-off.json whose folders may be gone."""
-    runs = {}
-    if RESULTS.exists():
-        for run in json.loads(RESULTS.read_text())["runs"]:
-            runs[run["variant"], run["value"], run["seed"]] = run
-    for path in out.glob("*/found.json"):
-        run = json.loads(path.read_text())
-        runs[run["variant"], run["value"], run["seed"]] = run
-    return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
-
-
 def jobs(out: Path) -> list[Job]:
     """The runs that are missing: three seeds of every point, then the other two."""
-    done = {(run["variant"], run["value"], run["seed"]) for run in gathered(out)["runs"]}
+    done = {(run["variant"], run["value"], run["seed"]) for run in gathered(RESULTS, out, KEY)["runs"]}
     left = []
     for seeds in (FIRST, SEEDS[3:]):
         for variant, value in POINTS:
@@ -122,20 +116,23 @@ def frontier() -> Frontier:
     if shown[:1] != [next(iter(TITLES))]:
         raise RattleError("TRADES has no second point with three seeds yet: train the runs that are missing")
     seeds = sorted(set.intersection(*(set(each) for variant in shown for each in flags[variant].values())))
-    curves = []
-    for variant in shown:
-        points = []
-        for value, by_seed in flags[variant].items():
-            clean, robust = {}, {}
-            for attack in ATTACKS:
-                n = AUTOATTACK_IMAGES if attack == "autoattack" else TEST_IMAGES
-                before = tuple(tuple(unpacked(by_seed[seed]["clean"], TEST_IMAGES)[:n].tolist()) for seed in seeds)
-                after = tuple(tuple(unpacked(by_seed[seed][attack], n).tolist()) for seed in seeds)
-                clean[attack] = Sample(seeds=tuple(seeds), flags=before)
-                robust[attack] = Sample(seeds=tuple(seeds), flags=after)
-            points.append(Point(value=value, clean=clean, robust=robust))
-        curves.append(Curve(method=TITLES[variant], setting="1/lambda", points=tuple(points)))
-    return Frontier(curves=tuple(curves), threat="linf")
+    curves = tuple(curve(TITLES[variant], "1/lambda", flags[variant], seeds) for variant in shown)
+    return Frontier(curves=curves, threat="linf")
+
+
+def curve(title: str, setting: str, flags: FlagsAt, seeds: Sequence[int]) -> Curve:
+    """A method's points from stored flags, of these seeds."""
+    points = []
+    for value, by_seed in flags.items():
+        clean, robust = {}, {}
+        for attack in ATTACKS:
+            n = AUTOATTACK_IMAGES if attack == "autoattack" else TEST_IMAGES
+            before = tuple(tuple(unpacked(by_seed[seed]["clean"], TEST_IMAGES)[:n].tolist()) for seed in seeds)
+            after = tuple(tuple(unpacked(by_seed[seed][attack], n).tolist()) for seed in seeds)
+            clean[attack] = Sample(seeds=tuple(seeds), flags=before)
+            robust[attack] = Sample(seeds=tuple(seeds), flags=after)
+        points.append(Point(value=value, clean=clean, robust=robust))
+    return Curve(method=title, setting=setting, points=tuple(points))
 
 
 def flags_at_six(variant: str) -> dict[int, dict[str, str]]:
@@ -151,51 +148,44 @@ def flags_at_six(variant: str) -> dict[int, dict[str, str]]:
     return found
 
 
-def report() -> None:
-    """Write the figure, and results/trade-off.md: every point, and every method beside TRADES."""
-    found = frontier()
+def tables(found: Frontier) -> str:
+    """Every point, and every method beside the first."""
+    first = found.curves[0]
     points = []
-    for curve in found.curves:
-        for point in curve.points:
+    for each in found.curves:
+        for point in each.points:
             clean, _ = point.accuracy("pgd20")  # of all images
             accuracies = [clean, *(point.accuracy(attack)[1] for attack in ATTACKS)]
             seeds = len(point.clean["pgd20"].seeds)
             cells = [f"{100 * accuracy:.1f}" for accuracy in accuracies]
-            points.append([curve.method, f"{point.value:g}", str(seeds), *cells])
+            points.append([each.method, f"{point.value:g}", str(seeds), *cells])
     gaps = []
     for equal in ("clean", "robust"):
         for gap in found.compare(equal=equal):
             covered = f"{100 * gap.low:.1f} to {100 * gap.high:.1f}"
             change = f"{100 * gap.mean:+.1f} {gap.interval.percent('+.1f')}"
             gaps.append([gap.method, gap.attack, f"{equal} {covered}", str(gap.images), change, gap.verdict])
-    text = "\n".join(
-        [
-            markdown_table(["method", "1/lambda", "seeds", "clean", "PGD-20", "CW-20", "AutoAttack"], points, left=1),
-            markdown_table(["method", "attack", "equal, %", "n", "less TRADES, points", "verdict"], gaps, left=3),
-            found.summary(),
-        ]
+    of_points = ["method", first.setting, "seeds", "clean", "PGD-20", "CW-20", "AutoAttack"]
+    of_gaps = ["method", "attack", "equal, %", "n", f"less {first.method}, points", "verdict"]
+    return "\n".join(
+        [markdown_table(of_points, points, left=1), markdown_table(of_gaps, gaps, left=3), found.summary()]
     )
-    write_atomically(RESULTS.with_suffix(".md"), (text + "\n").encode())
+
+
+def write_report(found: Frontier, results: Path, figure: Path) -> None:
+    """The tables beside the results, and the figure."""
+    text = tables(found)
+    write_atomically(results.with_suffix(".md"), (text + "\n").encode())
     print(text)
-    found.plot().savefig(FIGURE, dpi=110)
+    found.plot().savefig(figure, dpi=110)
+
+
+def report() -> None:
+    write_report(frontier(), RESULTS, FIGURE)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("data", type=Path, nargs="?", help="cifar10.npz")
-    parser.add_argument("--out", type=Path, default=Path("runs/trade-off"))
-    parser.add_argument("--gather", action="store_true", help="write results/trade-off.json, train nothing")
-    parser.add_argument("--report", action="store_true", help="compare what was gathered")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.report:
-        report()
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.gather:
-        RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
-        return
-    share_work(lambda: jobs(options.out), lambda job: options.out / name_of(*job), lambda job: measure(job, options))
+    command(__doc__, RESULTS, KEY, missing=jobs, folder=folder_of, measure=measure, report=report)
 
 
 if __name__ == "__main__":
