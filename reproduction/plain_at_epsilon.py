@@ -20,10 +20,9 @@ from rattle.analysis.frontier import Frontier
 from rattle.analysis.trace import EPSILON, with_value
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
-from rattle.runs.io import write_atomically
 from reproduction import plain_at
 from reproduction.study import command, gathered
-from reproduction.trade_off import ATTACKS, curve, of_last, write_report
+from reproduction.trade_off import curve, measure_last, write_report
 
 # (variant, training epsilon in 255ths) in the order of training; 8 was trained before.
 POINTS = (("awp", 6), ("at", 12), ("awp", 4), ("at", 6))
@@ -50,13 +49,7 @@ def folder_of(job: Job, out: Path) -> Path:
 
 
 def measure(job: Job, options: argparse.Namespace) -> None:
-    """Train one run and attack its last checkpoint."""
-    variant, value, seed = job
-    folder = folder_of(job, options.out)
-    found = of_last(recipe_of(variant, value, seed, str(options.data)), folder)
-    result = found | {"variant": variant, "value": value, "seed": seed}
-    write_atomically(folder / "found.json", json.dumps(result).encode())
-    print(folder.name, {name: found[name] for name in ("clean", *ATTACKS)}, flush=True)
+    measure_last(job, recipe_of(*job, str(options.data)), folder_of(job, options.out))
 
 
 def jobs(out: Path) -> list[Job]:

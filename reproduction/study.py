@@ -3,9 +3,9 @@
 import argparse
 import base64
 import json
-import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,7 +51,7 @@ def share_work(
                 diverged.add(job)
                 print(f"{place.name}: {refusal}", flush=True)
         else:
-            time.sleep(WAIT)
+            sleep(WAIT)
 
 
 def gathered(results: Path, out: Path, key: Sequence[str], file: str = "found.json") -> dict[str, Any]:

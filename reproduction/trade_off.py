@@ -72,13 +72,13 @@ def folder_of(job: Job, out: Path) -> Path:
 
 
 def measure(job: Job, options: argparse.Namespace) -> None:
-    """Train one run and attack its last checkpoint."""
-    variant, value, seed = job
-    folder = folder_of(job, options.out)
-    found = of_last(recipe_of(variant, value, seed, str(options.data)), folder)
-    write_atomically(
-        folder / "found.json", json.dumps(found | {"variant": variant, "value": value, "seed": seed}).encode()
-    )
+    measure_last(job, recipe_of(*job, str(options.data)), folder_of(job, options.out))
+
+
+def measure_last(job: Job, recipe: Recipe, folder: Path) -> None:
+    """Train one run, attack its last checkpoint, and keep what was found."""
+    found = of_last(recipe, folder)
+    write_atomically(folder / "found.json", json.dumps(found | dict(zip(KEY, job, strict=True))).encode())
     print(folder.name, {name: found[name] for name in ("clean", *ATTACKS)}, flush=True)
 
 

@@ -11,6 +11,7 @@ import reproduction.plain_at as study
 import reproduction.plain_at_epsilon as over_epsilon
 from rattle.errors import RattleError
 from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, packed
+from reproduction.trade_off import ATTACKS
 
 
 def test_the_fewest_inner_steps_with_a_small_gap_are_chosen() -> None:
@@ -53,7 +54,7 @@ def test_runs_over_epsilon_join_those_at_eight(tmp_path: Path, monkeypatch: pyte
     points = [(*point, seed) for point in over_epsilon.POINTS for seed in over_epsilon.SEEDS]
     for variant, value, seed in points:
         flags = {"clean": packed(generator.random(TEST_IMAGES) < 0.6 - 0.01 * value)}
-        for attack in over_epsilon.ATTACKS:
+        for attack in ATTACKS:
             flags[attack] = packed(
                 generator.random(TEST_IMAGES if attack != "autoattack" else AUTOATTACK_IMAGES) < 0.25
             )

@@ -1,7 +1,6 @@
 """What studies share: the list of work, and packed flags."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_work_goes_on_after_a_run_that_diverged_and_waits_for_one_that_is_taken(
             raise RattleError("the loss diverged")
         done.append(job)
 
-    monkeypatch.setattr(study, "time", SimpleNamespace(sleep=release))  # filelock sleeps too, while it tries
+    monkeypatch.setattr(study, "sleep", release)
     jobs = ("taken", "first", "diverges", "second")
     study.share_work(lambda: [job for job in jobs if job not in done], lambda job: tmp_path / job, measure)
     assert done == ["first", "second", "taken"]
