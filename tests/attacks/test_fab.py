@@ -38,11 +38,8 @@ def test_the_projection_on_plane_and_box_is_as_short_as_the_references(norm, see
     assert ((x + move - 0.5).abs() <= 0.5 + 1e-6).all()
     torch.testing.assert_close((w * move).sum(1, keepdim=True), -gap / max(share, 1), rtol=1e-3, atol=1e-5)
     if share < 0.99:
-        x, w, gap = (
-            x.double(),
-            w.double(),
-            gap.double(),
-        )  # in single precision theirs leaves the plane where |w| is small
+        # in single precision theirs leaves the plane where |w| is small
+        x, w, gap = x.double(), w.double(), gap.double()
         theirs = getattr(fab_projections, f"projection_{norm}")(x, w, (w * x).sum(1) - gap[:, 0]).float()
         lengths = [Threat(norm=norm).distance(each, torch.zeros_like(each)) for each in (move, theirs)]
         torch.testing.assert_close(*lengths, rtol=2e-3, atol=1e-5)
