@@ -36,8 +36,7 @@ from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.threat import Threat
-from rattle.training.loop import fit
-from reproduction.study import AUTOATTACK_IMAGES, WEAK
+from reproduction.study import AUTOATTACK_IMAGES, WEAK, train
 
 METHODS = ("trades", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd")
 FLAT_IMAGES = 200  # the first of the 10,000 test images
@@ -97,7 +96,7 @@ def study(name: str, method: str, seed: int, options: argparse.Namespace) -> Non
     """Train one run, attack and measure its checkpoints; whatever is done already is left alone."""
     regime, folder = REGIMES[name], options.out / f"{name}-{method}-seed{seed}"
     recipe = recipe_of(regime, method, seed, str(options.data))
-    run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
+    run = train(recipe, folder)
     test = recipe.data.load().test
     for which in regime.checkpoints:
         stored = folder / f"study-{which}.json"

@@ -35,11 +35,9 @@ from rattle.recipes.schedules import Piecewise
 from rattle.runs.checkpoint import read_checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.paths import Run
 from rattle.runs.source import environment
-from rattle.training.loop import fit
 from rattle.weights import Noise
-from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, share_work, unpacked
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, share_work, train, unpacked
 
 MODEL = "cnn-strided"  # 165,114 weights, BatchNorm
 IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 5_000, 1_000, 40, 64, 0.1
@@ -115,10 +113,6 @@ def recipe_of(variant: str, seed: int, inner_steps: int, data: str) -> Recipe:
         save_minutes=3,
         threads=1,
     )
-
-
-def train(recipe: Recipe, folder: Path) -> Run:
-    return fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
 
 
 def choose_inner_steps(gaps: dict[int, float]) -> int | None:

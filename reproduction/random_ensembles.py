@@ -37,10 +37,9 @@ from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.stats import mcnemar, seeds_interval, t_interval
 from rattle.threat import Threat
-from rattle.training.loop import fit
 from rattle.weights import Noise, perturbed
 from reproduction import trade_off
-from reproduction.study import gathered, packed, share_work, unpacked
+from reproduction.study import gathered, packed, share_work, train, unpacked
 
 VARIANTS, VALUE, SEEDS = ("trades", "head 0.2", "sampled filter 0.05"), 4, (0, 1, 2)
 NOISES = {"sigma 0.01": Noise(sigma=0.01), "0.05 of each filter": Noise(sigma=0.05, scale="filter")}
@@ -124,7 +123,7 @@ def known(folder: Path, variant: str, seed: int) -> dict[str, Any]:
 def network(folder: Path, variant: str, seed: int, options: argparse.Namespace, found: dict[str, str]) -> nn.Module:
     """A trained network; one whose folder is gone is trained again and must be right on the images it was right on."""
     recipe = trade_off.recipe_of(variant, VALUE, seed, str(options.data))
-    run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
+    run = train(recipe, folder)
     model = load(run.checkpoint("last"))
     images = Data(name=str(options.data)).load().test[torch.arange(CLEAN_IMAGES)]
     clean = evaluate(model, images.x, images.y, {}, check_model=False, quiet=True).clean

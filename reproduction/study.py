@@ -16,9 +16,12 @@ from rattle.attacks import PGD, AutoAttack
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
+from rattle.recipes.recipe import Recipe
 from rattle.runs.lock import Held, locked
+from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.threat import Threat
+from rattle.training.loop import fit
 
 TEST_IMAGES, AUTOATTACK_IMAGES = 10_000, 1_000
 NEAR = Threat(epsilon=0.031)  # of PGD-20 and CW-20, as in the paper's Table 2
@@ -88,6 +91,11 @@ def command(
         results.write_text(json.dumps(gathered(results, options.out, key)) + "\n")
         return
     share_work(lambda: missing(options.out), lambda job: folder(job, options.out), lambda job: measure(job, options))
+
+
+def train(recipe: Recipe, folder: Path) -> Run:
+    """Train a run, which may be there in part."""
+    return fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
 
 
 def attacked(model: nn.Module, images: Images, store: Path | None = None) -> dict[str, Any]:

@@ -28,9 +28,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.training.loop import fit
 from reproduction import randomized_weights
-from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, command, gathered, packed, unpacked
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, command, gathered, packed, train, unpacked
 
 # (variant, 1/lambda) in the order of training; 6 was trained before. The paper's question comes first.
 POINTS = (
@@ -85,7 +84,7 @@ def measure_last(job: Job, recipe: Recipe, folder: Path) -> None:
 def of_last(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Train a run, which may be there in part, and attack its last checkpoint."""
     start = time.process_time()
-    run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
+    run = train(recipe, folder)
     test = recipe.data.load().test[torch.arange(TEST_IMAGES)]
     found = attacked(load(run.checkpoint("last")), test, folder / "results-last")
     return found | {"cpu_seconds": time.process_time() - start}
