@@ -32,7 +32,7 @@ def test_one_seed_has_an_interval_over_images_and_no_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = report(tmp_path, monkeypatch, [run("trades", 0, 0.4), run("pang", 0, 0.5)])
-    assert "2 of 102 runs. Missing are seeds 0, 1, 2: at, standard," in text
+    assert "2 of 105 runs. Missing are seeds 0, 1, 2: at, standard," in text
     assert "seeds 1, 2: trades, pang" in text
     assert "| TRADES | 1 | 1.00 | 3 | 3" in text
     assert "| TRADES (pang) | 1 | - | 3 |" in text
